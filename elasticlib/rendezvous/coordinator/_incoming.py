@@ -1,18 +1,20 @@
 """
-Messages and heartbeats of nodes, checked as the coordinator reads them. Pure.
+Messages and heartbeats of nodes: when the coordinator looks at the heartbeats, and the checks of all
+that it reads. Pure.
 
 Rules of this file: data that is unreadable, too long or from another place than it claims is
 refused, with a line for people. Of the heartbeats of a mailbox the one with the highest count
 holds: a lower one is old, and somebody has written it again. A message that its node saw in the
-store was removed if it does not arrive within the heartbeat time.
+store was removed if it does not arrive within the heartbeat time. Times are this node's monotonic
+seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve, frozen
 from typing_extensions import Self
 
 from elasticlib._untrusted import Refusals
@@ -22,8 +24,71 @@ from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, r
 from elasticlib.rendezvous.protocol._messages import Envelope, Message, NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Log, refuse
 from elasticlib.rendezvous.protocol._shortening import ENVELOPE
+from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK, TICK
 
+_SHORTEST_LOOK = 0.01
+"""Seconds between two looks, at least."""
 _Kind = TypeVar("_Kind", NodeHeartbeat, Envelope)
+
+
+@frozen
+class HeartbeatLooks:
+    """
+    The coordinator's looks at the heartbeats of nodes, in one term of office: the time of the next
+    one, and the time served.
+    """
+
+    interval: float = 0.0
+    """Seconds between two heartbeats of a node; 0: there are none."""
+    reads: tuple[tuple[str, str], ...] = ()
+    """The nodes and their mailboxes whose heartbeats are being read."""
+    due_at: float = 0.0
+    """Time of the next look."""
+    _last: float = 0.0
+    """Time of the last one."""
+    _served: float = 0.0
+    """
+    Seconds of this term in which it looked around; each time in which it did not counts as one
+    `TICK`.
+    """
+
+    @classmethod
+    def begin(cls, heartbeat: float, now: float) -> Self:
+        """Return the looks of a term that begins; *heartbeat* is the heartbeat time in seconds."""
+        return cls(heartbeat * INTERVAL, due_at=now, last=now)
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time for the next look."""
+        return self.interval > 0 and now >= self.due_at
+
+    def next_at(self) -> float | None:
+        """Return the time of the next look; None without heartbeats."""
+        return self.due_at if self.interval else None
+
+    def at(self, here: Mapping[str, str], lost: Mapping[str, str]) -> Self:
+        """Begin a look at the mailboxes of the nodes that are *here*, and of the *lost* ones."""
+        others = ((node, mailbox) for node, mailbox in lost.items() if node not in here)
+        return evolve(self, reads=(*here.items(), *others))
+
+    def done(self, now: float, heartbeat: float, loss: float | None) -> Self:
+        """Plan the next look after one at *now*; *loss* is the time at which a silent node is lost."""
+        passed = now - self._last
+        served = self._served + (passed if passed <= heartbeat / 2 else TICK * heartbeat)
+
+        # Soon after the next loss can be seen. A node that joins later is also lost later.
+        due_at = now + heartbeat * LOOK
+        if loss is not None:
+            due_at = min(due_at, max(loss, now + _SHORTEST_LOOK))
+        return evolve(self, due_at=due_at, last=now, served=served)
+
+    def count(self, heartbeat: float) -> int:
+        """
+        Return the count of the coordinator's next heartbeat within its term.
+
+        It counts the time served, so that two heartbeats show the time between them, however many
+        there are.
+        """
+        return 1 + int(self._served / (heartbeat * TICK)) if heartbeat else 1
 
 
 @define

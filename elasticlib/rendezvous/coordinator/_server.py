@@ -28,7 +28,7 @@ from elasticlib.rendezvous.coordinator import _coordinator, _server_events as ev
 from elasticlib.rendezvous.coordinator._causes import in_brief
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
-from elasticlib.rendezvous.coordinator._incoming import Incoming
+from elasticlib.rendezvous.coordinator._incoming import HeartbeatLooks, Incoming
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
 from elasticlib.rendezvous.coordinator._state import (
     ClearStore,
@@ -42,9 +42,7 @@ from elasticlib.rendezvous.coordinator._state import (
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK, TICK
 
-_SHORTEST_LOOK = 0.01
 REFUSALS = 2
 """
 Refusals of the document by the store after which the job ends; after the first, the document is
@@ -78,21 +76,12 @@ class Server:
     """Number of times that the store refused the document."""
     _epoch: int = 0
     _outbox: Outbox = field(factory=Outbox)
-    _interval: float = 0.0
     _receives: bool = False
     _posted: tuple[exchange.Posted, ...] = ()
     """Received entries, which are discarded once their consequences are written."""
-    _reads: tuple[tuple[str, str], ...] = ()
-    """The nodes and their mailboxes whose heartbeats are being read."""
+    _looks: HeartbeatLooks = field(factory=HeartbeatLooks)
     _greets: bool = False
     """True if it is time for the next heartbeat of this coordinator."""
-    _look_at: float = 0.0
-    _looked_at: float = 0.0
-    _served: float = 0.0
-    """
-    Seconds of this term in which it looked around; each time in which it did not counts as one
-    `TICK`.
-    """
     _wake_at: float | None = None
     _is_unsaved: bool = False
     _abandon: events.Abandon | None = None
@@ -111,8 +100,7 @@ class Server:
     def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """Start to coordinate."""
         after, out = self._copy(), list[events.Action]()
-        after._interval = self.state.rules.heartbeat * INTERVAL
-        after._look_at = after._looked_at = now
+        after._looks = HeartbeatLooks.begin(self.state.rules.heartbeat, now)
         if after.journaled:
             out.append(events.Load())
         else:
@@ -190,8 +178,7 @@ class Server:
 
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
-        is_time_to_look = self._interval > 0 and now >= self._look_at
-        if is_time_to_look:
+        if self._looks.is_due(now):
             self._ask_for_heartbeats(out)
         else:
             self._conclude(now, out)
@@ -204,13 +191,13 @@ class Server:
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
-        lost = self.logic.given_up(self.state)
-        self._reads = (*here.items(), *((node, mailbox) for node, mailbox in lost.items() if node not in here))
-        out.append(Read(tuple(exchange.heartbeat_key(mailbox) for _, mailbox in self._reads)))
+        # Those that were given up, too: one that is heard again must learn it.
+        self._looks = self._looks.at(here, self.logic.given_up(self.state))
+        out.append(Read(tuple(exchange.heartbeat_key(mailbox) for _, mailbox in self._looks.reads)))
 
     def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
-        if self._interval and self._greets:
+        if self._looks.interval and self._greets:
             self._greet(now, out)
         if self._posted:
             out.append(Discard(self._posted))
@@ -252,8 +239,7 @@ class Server:
         """Return when the next turn begins at the latest; None: when a message comes."""
         if self._abandon is not None:
             return now
-        look_at = self._look_at if self._interval else None
-        return soonest(self._wake_at, self._leave_by, look_at)
+        return soonest(self._wake_at, self._leave_by, self._looks.next_at())
 
     # Input.
 
@@ -279,7 +265,7 @@ class Server:
             elif not self._outbox.mailbox_of(join.node):
                 # The number of notices that it read there was forgotten: its heartbeats report it.
                 self._garbage.expect(self._outbox, join.node, mailbox)
-                if not self._interval:
+                if not self._looks.interval:
                     self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
 
         self._step(MessageReceived(envelope.seq, envelope.report), now, out)
@@ -290,7 +276,7 @@ class Server:
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
-        for (node, mailbox), data in zip(self._reads, found, strict=True):
+        for (node, mailbox), data in zip(self._looks.reads, found, strict=True):
             heartbeat, said = self._incoming.heartbeat(mailbox, data, self.nonce, now)
             out += said
             if heartbeat is not None and node in here:
@@ -298,24 +284,18 @@ class Server:
             elif heartbeat is not None:
                 self._outbox.catch_up(node, mailbox, heartbeat.read)
 
-        counts = self._incoming.counts([mailbox for _, mailbox in self._reads])
+        counts = self._incoming.counts([mailbox for _, mailbox in self._looks.reads])
         self._step(Heartbeats(counts), now, out)
-        passed, timeout = now - self._looked_at, self.state.rules.heartbeat
-        self._served += passed if passed <= timeout / 2 else TICK * timeout
 
         # It shows a node which of its heartbeats were read, and that time passed while it slept.
-        self._looked_at, self._greets = now, True
+        self._greets = True
         self._garbage.give_up_silent(self._outbox, counts, now, self.state.rules.heartbeat)
 
         # If a notice was not read for longer than a heartbeat takes, the store has lost it.
-        self._outbox.remind(now, 3 * self._interval)
+        self._outbox.remind(now, 3 * self._looks.interval)
         self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
-
-        # Soon after the next loss can be seen. A node that joins later is also lost later.
-        self._look_at = now + self.state.rules.heartbeat * LOOK
-        if (loss := self.logic.next_loss(self.state)) is not None:
-            self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
+        self._looks = self._looks.done(now, self.state.rules.heartbeat, self.logic.next_loss(self.state))
 
     def _heed(
         self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
@@ -392,7 +372,7 @@ class Server:
         self._is_unsaved = False
         if due:
             out.append(self._write(referring(due)))
-            self._outbox.written(keep=bool(self._interval))
+            self._outbox.written(keep=bool(self._looks.interval))
 
     def _write(self, values: Mapping[str, messages.Message]) -> Write:
         place = functools.partial(exchange.key_place, self.run_id, self.nonce)
@@ -405,22 +385,13 @@ class Server:
         rules, signed = self.state.rules, self.key is not None
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         status = f"{status}; {self.hint}" if status and self.hint else status
-        read = self.logic.read(self.state) if self._interval else None
-        heartbeat = messages.CoordinatorHeartbeat(self.nonce, self._count(), status, waiting, self._over, read)
+        read = self.logic.read(self.state) if self._looks.interval else None
+        # Above all counts of the epochs before.
+        count = (self._epoch << messages.EPOCH_BITS) + self._looks.count(rules.heartbeat)
+        heartbeat = messages.CoordinatorHeartbeat(self.nonce, count, status, waiting, self._over, read)
         announcement = messages.Announcement(self.run_id, self.nonce, self.name, rules.terms, rules.heartbeat, signed)
         out.append(self._write({exchange.ANNOUNCEMENT: announcement, exchange.COORDINATOR_HEARTBEAT: heartbeat}))
         self._greets = False
-
-    def _count(self) -> int:
-        """
-        Return the count of the coordinator's next heartbeat: above all counts of the epochs before.
-
-        It counts the time served, so that two heartbeats show the time between them, however many
-        there are.
-        """
-        heartbeat = self.state.rules.heartbeat
-        served = 1 + int(self._served / (heartbeat * TICK)) if heartbeat else 1
-        return (self._epoch << messages.EPOCH_BITS) + served
 
     # For the next coordinator.
 
@@ -483,7 +454,7 @@ class Server:
         """
         Save the state and start to receive; from now on no writes of a former holder are accepted.
         """
-        if self._interval and self._epoch:
+        if self._looks.interval and self._epoch:
             out.append(events.Save(self._document(now)))
             # Heartbeats are read before anything is decided: live nodes may have seen more than
             # this memory has.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import Factory, define, fields
+from attrs import Factory, define, evolve, fields
 from hypothesis import given, strategies as st
 
-from elasticlib.rendezvous.coordinator._server import LOOK, Server
+from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import (
     Abandon,
     Action,
@@ -49,7 +49,7 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
 )
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Discard, Log, Read, Receive, Write
-from elasticlib.rendezvous.protocol._timing import INTERVAL
+from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
 
 HEARTBEAT = 10.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
@@ -209,7 +209,7 @@ def test_coordinators_heartbeat_counts_the_time_in_which_it_looked() -> None:
     shell, counts = Shell().begin(), []
     for seconds in (0.0, *[0.011 * HEARTBEAT] * 10, 0.5 * HEARTBEAT, 0.6 * HEARTBEAT, LOOK * HEARTBEAT):
         shell.now += seconds
-        shell.server._look_at = shell.now
+        shell.server._looks = evolve(shell.server._looks, due_at=shell.now)
         shell.later(0.0)
         counts.append(heartbeat_in(shell).count)
 
