@@ -73,6 +73,7 @@ class HeartbeatLooks:
     def done(self, now: float, heartbeat: float, loss: float | None) -> Self:
         """Plan the next look after one at *now*; *loss* is the time at which a silent node is lost."""
         passed = now - self._last
+        # Looks are LOOK apart: after half the heartbeat time this process stood still, and heard nobody.
         served = self._served + (passed if passed <= heartbeat / 2 else TICK * heartbeat)
 
         # Soon after the next loss can be seen. A node that joins later is also lost later.

@@ -413,6 +413,8 @@ class Server:
         return write_handover(memory, self.run_id, self.key, now)
 
     def _take_over(self, found: events.Loaded, now: float, out: list[events.Action]) -> None:
+        # Without a document the job begins here, unless this node has seen it: then the document was
+        # deleted, which `read_handover` refuses.
         if found.data is not None or self.seen.nonce:
             try:
                 last = read_handover(found.data, self.run_id, self.key, now, is_private=found.is_private)

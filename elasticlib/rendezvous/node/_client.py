@@ -48,6 +48,7 @@ from elasticlib.rendezvous.protocol._shortening import ENVELOPE, fitting
 _log = logging.getLogger("elasticlib")
 
 _LONGEST_JOIN = ENVELOPE // 8
+"""Bytes of a request to join with this node's description; a longer one is refused here."""
 _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 

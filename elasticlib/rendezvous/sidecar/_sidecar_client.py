@@ -203,6 +203,7 @@ class SidecarClient:
 
             if received is None:
                 self._lose_process(notices)
+                # The next process, if there is one, may have spoken by now.
                 continue
 
             notices += self._hear(*received)
