@@ -144,7 +144,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--start-method",
-            f"{', '.join(START_METHODS)}; forkserver forks the workers from a warm interpreter",
+            f"{', '.join(START_METHODS)}; forkserver forks the workers "
+            "from a process that has imported the --preload modules",
             "forkserver",
             metavar="METHOD",
         ),
@@ -253,7 +254,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--rdzv-endpoint",
             "address of the rendezvous, HOST:PORT (default port 29400; for etcd: its server, default port 2379); port "
-            "0: this launch only",
+            "0: a free port, for a job of one node",
             "",
             metavar="HOST:PORT",
         ),

@@ -166,7 +166,7 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
     ),
     "reconnect_timeout": RdzvConfKey(ALL, *_SECONDS, "to find a store again that stopped answering", RECONNECT_TIMEOUT),
     "close_timeout": RdzvConfKey(
-        ALL, *_SECONDS, "how long the coordinator stays up so that other nodes can read the outcome", CLOSE_TIMEOUT
+        ALL, *_SECONDS, "how long the coordinating node stays up so that others can read the outcome", CLOSE_TIMEOUT
     ),
     "read_timeout": RdzvConfKey(
         ALL,
