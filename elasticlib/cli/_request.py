@@ -121,9 +121,7 @@ def _start_method(name: str, given: Mapping[str, str]) -> Any:
 
 def _check_preload(config: LaunchConfig, source: str) -> None:
     if config.start_method == "spawn" or config.no_python:
-        raise ConfigError(
-            f"{source}: modules can be preloaded only for Python workers that are not started by spawn: leave it out"
-        )
+        raise ConfigError(f"{source} cannot be used with --no-python or the start method spawn: leave out one of them")
 
 
 _AS_GIVEN = (

@@ -66,7 +66,7 @@ _CHECK_OF_HASHES = "--check-hash-based-pycs"
 _OF_COMMANDS = ("-s", "-P", "-I", "-E")
 """Options in the first line of an installed command, which apply to that command alone."""
 _COMMANDS = ("elasticrun", "elasticrun.exe")
-NOT_THIS_USERS = "; the user of this program cannot execute it: let all users read it and the folders above it"
+NOT_THIS_USERS = "; the current user cannot execute it: make it and the folders above it readable for all users"
 FROM_OUTSIDE = " (killed from outside, or out of memory)"
 KILL_SECONDS = 5.0
 """Seconds in which a process ends after SIGKILL, unless it is in uninterruptible sleep."""

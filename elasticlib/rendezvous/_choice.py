@@ -141,9 +141,9 @@ def _warn_of_one_node(config: LaunchConfig) -> _Warnings:
     """
     if config.max_nodes == 1:
         return ()
-    place = "on a free port, where" if config.rdzv_endpoint.strip() else "a file of this node alone, so that"
+    place = "a free port" if config.rdzv_endpoint.strip() else "a file on this node"
     return (
-        f"rdzv_endpoint={config.rdzv_endpoint!r} is {place} no other node can find it: "
+        f"rdzv_endpoint={config.rdzv_endpoint!r} means {place}, which no other node can find: "
         f"this job stays at one node of max_nodes={config.max_nodes}; give host:port to let others join",
     )
 

@@ -343,8 +343,8 @@ def _warn_if_large(part: str, value: object) -> None:
 
     _warned.add(part)
     _log.warning(
-        "%s, a %s, has %.0f MB and is sent to the workers at every call: create it in the function, or "
-        "once in a module, which the workers of a pool keep",
+        "%s, a %s, has %.0f MB and is sent to the workers at every call: create it in the function, or, "
+        "for a pool, in a module, which each worker imports once",
         part,
         type(value).__qualname__,
         size / 1e6,

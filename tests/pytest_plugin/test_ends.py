@@ -95,7 +95,7 @@ class TestCase(ElasticTestCase):
     def test_model(self): self.assertEqual(self.model(torch.ones(2)).shape, torch.Size([1]))
 
     def test_file(self):
-        with self.assertRaisesRegex(AttributeError, "'lock', a lock of the tests' own .* make it in setUp"):
+        with self.assertRaisesRegex(AttributeError, "the class attribute 'lock', a lock, .* create it in setUp"):
             self.lock
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) 
     # After a restart no new node is waited for; if all of the last round are gone, it is like a
     # first round.
     if current is not None and len(current.left) < len(current.entries):
-        why = f"all nodes that stayed after round {current.number} are back, {present} have joined"
+        why = f"all remaining nodes of round {current.number} have returned, {present} have joined"
         return finalize(state, why, available)
 
     due, why = _due(state, present, now)

@@ -107,7 +107,9 @@ class _Arrivals:
         """
         is_possible = self.next - 1 <= count < self.next + MOST
         if not is_possible or len(self._missing) > MOST:
-            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self.next - 1}")
+            raise RendezvousStateError(
+                f"the store's inbox counter was overwritten: it holds {count} after {self.next - 1}"
+            )
         numbers = [*self._missing, *range(self.next, count + 1)]
         self.next = count + 1
         return numbers
@@ -291,7 +293,7 @@ class StoreExchange(Exchange):
         with self._speaking() as store:
             number = store.add(self.full_key(folder), 1)
             if number < 1:
-                raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {number}")
+                raise RendezvousStateError(f"the store's {folder} counter was overwritten: it holds {number}")
             entry = self.full_key(f"{folder}/{number}")
             if values:
                 store.multi_set([entry, *map(self.full_key, values)], [data, *values.values()])
@@ -429,7 +431,7 @@ def _counted(folder: str, text: bytes) -> int:
             raise ValueError("no counter has so many digits")
         return int(text)
     except ValueError as error:
-        raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {text!r:.80}") from error
+        raise RendezvousStateError(f"the store's {folder} counter was overwritten: it holds {text!r:.80}") from error
 
 
 def _prefix_of(run_id: str) -> str:

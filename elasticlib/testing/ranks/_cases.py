@@ -72,9 +72,7 @@ class Missing:
     """Stand-in for a class attribute that cannot be sent to the ranks; reading it raises."""
 
     def __init__(self, name: str, kind: str, why: str) -> None:
-        self._text = (
-            f"{name!r}, a {kind} of the tests' own process, cannot be sent to the ranks ({why}): make it in setUp"
-        )
+        self._text = f"the class attribute {name!r}, a {kind}, cannot be sent to the ranks ({why}): create it in setUp"
 
     def __get__(self, case: object, kind: type) -> Any:
         raise AttributeError(self._text)

@@ -249,7 +249,7 @@ class Host:
 
     def _break(self) -> None:
         """What came in is lost: say the end, and answer no more when that is said."""
-        why = "the inbox counter was overwritten"
+        why = "the store's inbox counter was overwritten"
         if self._breaks:
             self.stop(why)
         elif self._rests is not None:

@@ -420,7 +420,7 @@ def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> Non
     desk.join("b", "a")
 
     assert {"a", "b"} == desk.sent().keys()
-    assert seat_of(desk.sent()["a"]).why == "all nodes that stayed after round 0 are back, 2 have joined"
+    assert seat_of(desk.sent()["a"]).why == "all remaining nodes of round 0 have returned, 2 have joined"
 
 
 def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> None:
