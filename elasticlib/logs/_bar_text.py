@@ -94,6 +94,7 @@ class BarAssembler:
             found = _LONE_RETURN.search(data)
             if found is None:
                 return b"".join([*out, self._plain.feed(data, now)])
+            # The lines above the first bar pass at once; only the line of the bar becomes a row.
             begin = data.rfind(b"\n", 0, found.start()) + 1
             out.append(self._plain.feed(data[:begin], now))
             self._new_row()
@@ -146,6 +147,7 @@ class BarAssembler:
             return self._plain.finish()
 
         current = self._rows[self._at]
+        # An escape sequence that was never completed is text.
         current.open += self._incomplete.removesuffix(b"\r")
         is_rewritten = self._incomplete == b"\r"
         current.is_wiped = not is_rewritten and current.under is not None and current.under.isspace()
@@ -185,6 +187,7 @@ class BarAssembler:
                 self._rows[self._at].fold()
             elif found[0].endswith(b"\n"):
                 yield from self._ended(found[0], now)
+            # Without a bar, a movement of the cursor is text like any other.
             elif self._has_bar():
                 self._up(int(found[1] or 1))
             else:
@@ -229,6 +232,7 @@ class BarAssembler:
         if current.open:
             current.fold()
         self._at = max(0, self._at - rows)
+        # The cursor is back at or above these rows, so none of them has ended.
         for row in self._rows[self._at :]:
             row.left_at = math.inf
         self._rows[self._at].fold()
@@ -252,6 +256,7 @@ class BarAssembler:
         if row.shown is None:
             return self._prefix + state + row.end
         if row.is_wiped:
+            # The bar has cleared itself; the later text of its row is an ordinary line.
             over = self._bar(self._prefix, row.number, b"", True)
             return over + self._prefix + state.rstrip(b" ") + row.end
         return self._bar(self._prefix, row.number, state, True)

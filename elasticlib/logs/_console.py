@@ -81,11 +81,13 @@ def _write_bytes(buffer: Any, block: bytes) -> None:
             # A full raw stream (python -u) returns None.
             taken = buffer.write(rest) or 0
         except BlockingIOError as full:
+            # A buffered stream raises if it is full, and says how much it has taken.
             taken = full.characters_written
         rest = rest[taken:]
         if rest:
             _wait_until_writable(buffer)
 
+    # The stream may be full here too; it keeps the rest, so the flush is repeated.
     while True:
         try:
             return buffer.flush()  # type: ignore[no-any-return]
@@ -105,6 +107,7 @@ def matching(block: bytes, prefix: bytes, words: Sequence[bytes]) -> bytes:
 
     Each line of *block* is *prefix*, text without newline, newline; the newline may be part of a word.
     """
+    # Most blocks have no such line, and this search costs less than the split.
     if not any(word in block for word in words):
         return b""
     # Split at the prefix and not at newlines, since a prefix may contain one.
@@ -123,6 +126,7 @@ class LineFilter:
         self.broken: OSError | None = None
         """Error of the file; None while it works."""
         self._path = path
+        # Set first, because `__del__` runs even if the file cannot be opened.
         self._fd = -1
         self._words = [word.encode("utf-8", "surrogateescape") for word in words]
         try:

@@ -23,10 +23,12 @@ from elasticlib.processes import wait_readable
 _BLOCK = 1 << 16
 _POLL = 0.05
 """Polling interval in seconds, if the kernel gives no notice of writes."""
+# More than enough: a table shows 60 characters of the line.
 _TAIL = 8192
 """Bytes at the end of a file that are searched for its last line."""
 MOST = 64 << 20
 """Maximum bytes of output of one worker; beyond it, the oldest are removed."""
+# Half of `MOST`, so that a long file is shortened after each further 32 MiB, not at each call.
 KEPT = 32 << 20
 """Bytes that stay then."""
 _STEP = 1 << 20
@@ -86,6 +88,7 @@ class Follower:
                     rest, data = b"", data.partition(b"\n")[2]
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
+                    # The text that replaces a displayed object may have several lines.
                     yield from without(line.decode("utf-8", "replace")).split("\n")
         finally:
             os.close(descriptor)
@@ -112,9 +115,11 @@ class Follower:
 
     def _await(self, notice: Inotify | None, timeout: float | None) -> None:
         wait_readable([self._wake, *([] if notice is None else [notice.fd])], timeout)
+        # Empty if the kernel or the time has ended the wait.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if notice is not None:
+            # A notice that stays unread would end each later wait at once.
             notice.written()
 
 
@@ -163,6 +168,7 @@ def _last_line(path: str) -> str:
 @functools.cache
 def _fallocate() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
+    # On 32-bit machines glibc's plain call takes offsets of 32 bits.
     found = getattr(libc, "fallocate64", None) or libc.fallocate
     found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return found
@@ -172,6 +178,7 @@ def shorten_file(path: str) -> None:
     """Release all but about the last `KEPT` bytes of a file that takes more than `MOST` bytes of disk."""
     # The file may be gone, and the C library may lack this call.
     with contextlib.suppress(OSError, AttributeError):
+        # The blocks on the disk, because holes leave the size of the file unchanged.
         if os.stat(path).st_blocks * 512 <= MOST:
             return
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

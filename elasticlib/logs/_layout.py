@@ -117,6 +117,7 @@ def destinations_of(dest: object) -> LogsDest:
 
     def filtered(name: str) -> str:
         path = os.fspath(getattr(dest, name, None) or "")
+        # torch joins its null folder with the name of the file: no such path can exist.
         return "" if os.path.dirname(path) == os.devnull else path
 
     def files(name: str) -> dict[int, str]:

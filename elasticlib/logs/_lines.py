@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+# Memory holds the open line of each stream, which may never end.
 LONGEST_LINE = 1 << 20
 """Maximum bytes of a line without end; more are output as a separate line."""
 
@@ -59,6 +60,7 @@ class LineAssembler:
             self._open += data
             return self._overflow()
 
+        # The first line has become too long in two parts: the slow way cuts it into pieces.
         if len(self._open) + data.find(b"\n") > self._longest:
             return self._feed_rewritten(data, now)
 
@@ -78,6 +80,7 @@ class LineAssembler:
         self.due = None
         state = self._rewritten_state()
         was_shown = state == self._shown
+        # A bar that clears itself leaves blanks, which are no state to show.
         if was_shown or not state.strip():
             return b""
         self._shown = state
@@ -114,6 +117,7 @@ class LineAssembler:
         while len(self._open) > self._longest:
             out += self._line(self._seen(bytes(self._open[: self._longest])))
             del self._open[: self._longest]
+            # The piece covered what was below; the rest of the line still counts as rewritten.
             self._under = b"" if self._under is not None else None
         return out
 

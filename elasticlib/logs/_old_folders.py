@@ -34,6 +34,7 @@ _looked: dict[str, float] = {}
 
 def mark(folder: str) -> None:
     """Mark *folder* as made by this program; a folder that cannot be marked is never removed."""
+    # Marked again for each round; the first mark stays.
     with contextlib.suppress(OSError):
         handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w") as file:
@@ -133,6 +134,7 @@ def _is_gone(program: dict[str, Any]) -> bool:
         # Machines may share the folder: this one cannot see the process.
         return False
     if program["boot"] != ours["boot"]:
+        # A restart of the machine ended it; a boot that is not known proves nothing.
         return bool(program["boot"] and ours["boot"])
     if program["namespace"] != ours["namespace"]:
         # A container's processes cannot be seen from here.
@@ -149,6 +151,7 @@ def _is_gone(program: dict[str, Any]) -> bool:
 
 def _program(pid: int) -> dict[str, Any]:
     """Return facts that identify a process across machines and boots."""
+    # The 20th word is the start time. A zombie has ended, though its number is still taken.
     facts = stat_words(pid)
     return {
         "pid": pid,

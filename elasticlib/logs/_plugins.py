@@ -83,6 +83,7 @@ def _make(
             log_dir=log_dir,
             redirects=_as(std, redirects),
             tee=_as(std, tee),
+            # A set, since torch's classes declare one.
             local_ranks_filter=None if local_ranks_filter is None else set(local_ranks_filter),
         )
     except ConfigError:
@@ -108,6 +109,7 @@ def _checked(name: str, point: EntryPoint) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{source} is {found!r}, not a class")
     if not isinstance(found, type):
+        # A function shows only by its call what it makes: that is checked there.
         return found  # type: ignore[no-any-return]
 
     _refuse_another_kind(name, found)

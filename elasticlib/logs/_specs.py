@@ -79,6 +79,7 @@ class _LaunchFolders:
             self.run = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self.base)
             self._run_id, self.round = run_id, ""
 
+        # Also a folder that exists already: a cleaner of /tmp may have removed it alone.
         make_private_folder(self.run)
 
     def make_round(self, restart_count: str) -> str:
@@ -184,6 +185,7 @@ class DefaultLogsSpecs(LogsSpecs):
             current_folder()
 
         there = absolute_path_without_parents(self._root_log_dir)
+        # The nearest thing that exists decides, even a broken link: no folder can take its place.
         while not os.path.lexists(there):
             there = os.path.dirname(there)
         if not os.path.isdir(there):

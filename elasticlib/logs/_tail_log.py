@@ -37,6 +37,7 @@ class _Follower:
     def copy(self, last: bool) -> None:
         """Copy the new lines; with *last* also a line without an end."""
         try:
+            # Opened for each copy, because the file may appear at any time.
             file = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
@@ -133,6 +134,7 @@ class TailLog:
             try:
                 follower.copy(last)
             except Exception:
+                # Such as a file that may not be read; the other files are still copied.
                 logger.exception("the copying of log file %s%s ended early", self._name, number)
                 del self._followers[number]
 

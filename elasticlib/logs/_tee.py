@@ -44,9 +44,11 @@ BLOCK = 256 * 1024
 """Maximum bytes of one stream per turn."""
 # Below the size at which malloc maps and unmaps memory for each read.
 _FIRST_BLOCK = 64 * 1024
+# Seconds between two reads of files without notices: more while they are silent, which saves CPU.
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 GATHER_SECONDS = 0.001
 """Seconds in which lines of a busy stream gather, so that not each line wakes the thread."""
+# The kernel kills a program at once for a blocked fault, without the handler that shows its stacks.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -141,6 +143,7 @@ class Tee:
                 raise RuntimeError("this tee is finished: make a new one")
             if path in self._followed:
                 raise ValueError(f"{path} is already followed")
+            # Before the file is opened, so that a thread that cannot start leaves no open file.
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -181,6 +184,7 @@ class Tee:
         """
         with self._lock:
             sizes = {stream: os.fstat(stream.fd).st_size for stream in self._followed.values()}
+            # Otherwise a call that wrote nothing would wake the thread and wait for it.
             is_shown = all(stream.shown == size for stream, size in sizes.items())
             if self._thread is None or is_shown:
                 return True
@@ -211,6 +215,7 @@ class Tee:
             for stream in self._followed.values():
                 self._mark_end(stream)
             self._followed.clear()
+            # Only the first call wakes the thread, which later closes the descriptor for that.
             already, self._finished = self._finished, True
             thread = self._thread
             if thread is not None and not already:
@@ -251,6 +256,7 @@ class Tee:
 
     def _close(self, copier: _Copier) -> None:
         with self._lock:
+            # Under the lock, so that no other thread hands a file over that nobody would read.
             if not self._finished:
                 # A bug ended the thread: the next file starts another one.
                 self._thread = None
@@ -329,6 +335,7 @@ class _Copier:
     def _take_from_queue(self) -> None:
         while self._queue:
             stream = self._queue.popleft()
+            # The thread may have seen the end of the stream before it took it from the queue.
             if not stream.done.is_set():
                 self._streams.add(stream)
                 self._ready.add(stream)
@@ -386,6 +393,7 @@ class _Copier:
         for std, lines in turn.lines.items():
             self._sinks.write(std, b"".join(lines))
         self._note_shown(caught_up)
+        # After the write, since the end of a stream means for its callers that the console has it.
         for stream in turn.ended:
             self._let_go(stream)
         # After each notice a second one reports the end of its watch: read it now, to save a wake-up.
@@ -416,6 +424,7 @@ class _Copier:
 
         if stream.end is not None:
             self._end_or_read_on(stream, stream.end, data, turn)
+        # A full block: the kernel gives no notice of what the file holds already.
         elif len(data) == stream.block:
             stream.block = BLOCK
             turn.behind.add(stream)
@@ -557,8 +566,10 @@ class _Watches:
         notices = self._inotify.written()
         were_lost = -1 in notices
         found = set()
+        # Where the kernel has dropped notices, each of the files may have been written.
         for watch in list(self._watched) if were_lost else notices:
             stream = self._watched.pop(watch, None)
+            # None for the second notice of a watch, which reports its end.
             if stream is not None:
                 stream.watch = None
                 found.add(stream)
@@ -592,6 +603,7 @@ class _Sinks:
 
         try:
             self._sinks[std](block)
+        # Of any class, since the stream may be an object of the user's program.
         except Exception as error:
             self.broken[std] = error
             name = "stdout" if std == Std.OUT else "stderr"
