@@ -56,6 +56,7 @@ class _Target:
         self._lock = threading.Lock()
         self.bytes = None if is_stdout_replaced() else console_sink(sys.stdout)
         """Sink for unchanged bytes; None if ``sys.stdout`` was replaced, and takes text."""
+        # A block may end within a character, whose rest comes with the next one.
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
         self.tail: Tail | None = None
@@ -68,6 +69,7 @@ class _Target:
         self._displays = getattr(ipython_shell(), "display_pub", None)
         self._displays_left = _MOST_DISPLAYED
         self._keep_cell_of(self._displays)
+        # Random, because a front end replaces every display of a name, also those of other calls.
         self.name = f"elasticlib-{secrets.token_hex(8)}"
         """Prefix of the names of its displays."""
         self.bars = Bars(self.name, can_change=can_replace_displays(self._stream, self._displays))
@@ -91,6 +93,7 @@ class _Target:
         self._displays_left -= mark.length
         try:
             if self._displays is None or self._displays_left < 0:
+                # Beyond the limit the text replaces the object, as after any failure.
                 raise ValueError("it shows no more objects")
             with open(mark.path, "rb") as file:
                 file.seek(mark.offset)
@@ -101,6 +104,7 @@ class _Target:
                     self._context.run(self._displays.clear_output, message["wait"])
                 else:
                     self._context.run(functools.partial(self._displays.publish, **message))
+        # The file may be gone, and a front end may refuse the object: its text can always be shown.
         except Exception:
             self.say(f"{mark.text}\n" if mark.text else "")
 
@@ -182,6 +186,7 @@ class CallersStream:
     def begin(self, catch_up: Callable[[float], bool], wake: Callable[[], None]) -> None:
         """Prepare for the start of workers; *catch_up* and *wake* are as in `Console.begin`."""
         self.catch_up, self._wake = catch_up, wake
+        # The workers of a pool are silent between its calls: a call begins the wait for output.
         if self._silence is not None and not self._is_pools:
             self._silence.begin()
 
@@ -206,6 +211,8 @@ class CallersStream:
         """Write *block*, which may end in the middle of a UTF-8 character."""
         if self._silence is not None:
             self._silence.heard()
+
+        # Read once, since a later call in another thread may turn the stream to its own cell.
         target = self._target
         if (sink := target.bytes) is not None:
             target.do(lambda _: sink(block))
@@ -224,6 +231,7 @@ class CallersStream:
             else:
                 self._write(target, part)
 
+        # Once a block: each display is one message, whatever number of its bars has changed.
         self._show(target, target.bars.changes())
         self._show_tail(target)
 
@@ -250,6 +258,7 @@ class CallersStream:
 
         target.left -= len(text)
         target.is_within_line = not text.endswith("\n") if text else target.is_within_line
+        # No display will follow with the last lines, so the cell names the files where it stops.
         if target.tail is not None and not target.bars.can_change:
             text += "\n" * target.is_within_line + f"[... the rest is in {self.files()}]\n"
         target.say(text)

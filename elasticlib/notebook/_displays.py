@@ -63,6 +63,7 @@ class _BarGroup:
     is_changed: bool = False
 
     def text(self) -> str:
+        # By the length first, so that rank 10 comes after rank 9.
         rows = sorted(self.rows.items(), key=lambda each: (len(each[0][0]), *each[0]))
         return "\n".join(f"{label}{state}" for (label, _), state in rows if state)
 
@@ -176,6 +177,7 @@ class Bars:
         return last if last.running and has_room else None
 
     def _as_line(self, key: _Key, state: str, is_last: bool, now: float) -> Iterator[str]:
+        # The first state waits too: of a short bar only the last state becomes a line.
         line = self._lines.setdefault(key, _Line(now + LINE_PERIOD))
         if state != line.shown and (is_last or now >= line.due):
             line.due, line.shown = now + LINE_PERIOD, state

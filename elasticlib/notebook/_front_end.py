@@ -41,6 +41,7 @@ def current_cell() -> Cell | None:
         return None
 
     try:
+        # Some front ends give their cells no ids, and a terminal has none: then the text counts.
         parent = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else {}
         identity = parent.get("metadata", {}).get("cellId") or shell.history_manager.input_hist_raw[-1]
         return Cell(str(identity), int(shell.execution_count))
@@ -61,6 +62,7 @@ def cell_label(file: str) -> str:
 def is_stdout_replaced() -> bool:
     """Return True if ``sys.stdout`` differs from the file to which child processes write."""
     stream = sys.stdout
+    # A kernel's stream sends messages, even if it has a descriptor.
     if stream is None or in_kernel():
         return stream is not None
     try:
@@ -86,6 +88,7 @@ def _is_in_widget() -> bool:
     widget = getattr(sys.modules.get("ipywidgets"), "Output", None)
     if widget is None:
         return False
+    # The table of widgets is in this module since ipywidgets 8, and in a class before.
     module = sys.modules.get("ipywidgets.widgets.widget")
     every = getattr(module, "_instances", None) or getattr(getattr(module, "Widget", None), "widgets", {})
     return any(isinstance(each, widget) and each.msg_id for each in list(every.values()))

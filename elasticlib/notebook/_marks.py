@@ -22,6 +22,7 @@ _WHOLE = re.compile(
 )
 _LABEL = re.compile(r"^\[\d+\] \Z", re.MULTILINE)
 """Prefix of a line that names its rank; removed before a mark that only changes an existing object."""
+# A longer beginning is most likely not a mark: the text after it must not wait for the end.
 _LONGEST_REST = 1 << 16
 """Maximum number of characters that wait for the rest of a mark."""
 _MOST_TEXT = 1 << 14
@@ -69,6 +70,7 @@ def written_bar(word: str, label: bytes, number: int, state: bytes, is_last: boo
 
 def written(word: str, mark: Mark) -> str:
     """Return the line of output for *mark*; *word* belongs to the launch."""
+    # Inside a mark an escape would end it, and a carriage return would rewrite its line.
     text = mark.text[:_MOST_TEXT].replace("\r", "").replace("\x1b", "").replace("\n", _NEWLINE)
     where = f"{mark.offset};{mark.length};{mark.is_new:d};{mark.path}"
     return f"\x1b_{_NAME};{word};{where}\x1b\\{text}\x1b_{_NAME};{word}\x1b\\\n"
@@ -119,6 +121,7 @@ class Reader:
         """Return the index from which *text* must wait for the rest of a mark; its length if it need not."""
         begin = text.find(self._head, at)
         if begin < 0:
+            # The text may end within the head of a mark.
             last = text.rfind("\x1b", at)
             begin = last if last >= 0 and self._head.startswith(text[last:]) else len(text)
         return begin if len(text) - begin <= _LONGEST_REST else len(text)

@@ -39,6 +39,7 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
             skipped = 0
         parts.append(_frame_lines(frame))
 
+    # A single frame too many is shown: the line in its place would save almost nothing.
     if len(parts) > _FIRST + _LAST + 1:
         left_out = len(parts) - _FIRST - _LAST
         parts[_FIRST:-_LAST] = [[f"    ... {left_out} more frames: print(error) shows them"]]

@@ -40,6 +40,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
     """Return a traceback with *frames*, the innermost last; None without frames."""
     found: TracebackType | None = None
     for frame in reversed([*frames]):
+        # The empty lines put the code on the worker's line, which a debugger then shows.
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
         variables: dict[str, Any] = {name: _VariableText(text) for name, text in frame.variables.items()}
         scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
@@ -50,6 +51,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
         except _Elsewhere as error:
             here = error.__traceback__
             assert here is not None and here.tb_next is not None
+            # A debugger lists the variables of the frame, and the worker did not have these two.
             del scope["_Worker"], scope["__builtins__"]
             found = TracebackType(found, here.tb_next.tb_frame, here.tb_next.tb_lasti, frame.line)
 
