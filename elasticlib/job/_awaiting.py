@@ -33,6 +33,7 @@ def end(
     ticker: asyncio.TimerHandle | None = None
 
     def set_it() -> None:
+        # A task that was cancelled has ended the future.
         if not future.done():
             future.set_result(None)
 

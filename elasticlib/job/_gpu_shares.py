@@ -40,6 +40,7 @@ def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, .
 
     Entries after an empty or negative one are not seen. (source: CUDA's programming guide)
     """
+    # The variables may list GPUs that this machine does not have.
     if present == 0:
         return ()
 
@@ -88,6 +89,7 @@ def choose(
     owners = _owners(others, names, may_share=may_share)
     if requested is not None:
         return _choose_requested(requested, seen, owners, names)
+    # Unknown GPUs cannot be shared out, and workers that are counted by CPUs need none.
     if not seen or workers == "cpu":
         return None
     return _choose_free(workers, seen, owners, names)
@@ -128,6 +130,7 @@ def _choose_free(
     if not taken:
         return seen
     free = tuple(gpu for gpu in seen if gpu not in taken)
+    # A word such as gpu starts as many workers as GPUs are free, so one is enough.
     needed = workers if isinstance(workers, int) else 1
     if len(free) < needed:
         raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", taken))
@@ -147,6 +150,7 @@ def _taken(gpus: Iterable[str], owners: Mapping[str, str], names: Mapping[str, s
 def _name_of(gpu: str, names: Mapping[str, str]) -> str:
     """Return a unique name of a GPU, given by its index or by the beginning of the driver's name."""
     if gpu.isdecimal():
+        # Leading zeros do not make another index.
         index = str(int(gpu))
         return names.get(index, index)
 
@@ -162,6 +166,7 @@ def _name_of(gpu: str, names: Mapping[str, str]) -> str:
 
 
 def _one(requested: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
+    # The driver knows names; an index cannot be checked if the number of GPUs is unknown.
     if isinstance(requested, str) or seen is None:
         return str(requested)
     if requested >= len(seen):

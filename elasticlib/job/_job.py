@@ -484,6 +484,7 @@ class _Workers:
                 self.files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
 
     def note_end(self) -> None:
+        # The first call counts: later the files with the last lines may be gone.
         if not self.last:
             self.last = self.ranks()
 

@@ -39,6 +39,7 @@ class JobLogs(DefaultLogsSpecs):
         """Make the folders of one round, with one file for each rank, and return its paths."""
         dest = super().reify(envs)
         for rank, path in dest.stderrs.items():
+            # One file for both streams keeps their order.
             os.unlink(path)
             dest.stderrs[rank] = dest.stdouts[rank]
         shown = {rank for rank, env in envs.items() if self._show is None or int(env["RANK"]) in self._show}
@@ -83,9 +84,11 @@ def remove_logs(logs: LogsSpecs, requested: LogsSpecs, *, succeeded: bool, is_ke
     *is_kept*: unless the workers have *succeeded*, log the folder of the files that stay.
     """
     if isinstance(logs, DefaultLogsSpecs) and isinstance(requested, DefaultLogsSpecs):
+        # The folder of a launch that failed before its first round is empty.
         logs.forget_unused()
         logs.put_away(succeeded=succeeded)
         requested.note_folder_of(logs)
+        # Files that the caller has requested stay even after a pool was stopped on purpose.
         stays = is_kept or not isinstance(logs, JobLogs)
         if stays and not succeeded and logs.root_log_dir:
             records.log(records.LogsKept(logs.root_log_dir))

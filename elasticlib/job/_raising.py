@@ -46,6 +46,7 @@ class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
     """Index of the failed item of `Pool.map`; None for other calls."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The process that reads the copy may not have the class that was made here.
         return ChildFailedError, (self._elastic_title, self.failures)
 
     def _render_traceback_(self) -> list[str]:
@@ -91,6 +92,7 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
     except TypeError:
         found = kind.__new__(kind)
 
+    # A note of the cause holds the worker's traceback, which would be shown twice.
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
     set_exception_members(found, exception_members(cause))
     found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args

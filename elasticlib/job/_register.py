@@ -119,6 +119,7 @@ class Register:
             job.stop(wait=False)
 
         for job in left:
+            # Waited for after all were asked to stop, so that they end at the same time.
             job.ends_with_program()
 
 
@@ -126,6 +127,7 @@ def _is_rerun(former: Job, job: Job) -> bool:
     """Return True if both belong to the same cell, which was executed again meanwhile."""
     if former.cell is None or job.cell is None or not former.started:
         return False
+    # One run of a cell may start several jobs, so only another run of it is refused.
     return former.cell.identity == job.cell.identity and former.cell.execution != job.cell.execution
 
 

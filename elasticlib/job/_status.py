@@ -93,6 +93,7 @@ class RankStatus:
 def state_of(pid: int, exitcode: int | None, *, was_stopped: bool) -> str:
     """Return the state of a worker, as in `RankStatus`; *was_stopped*: a stop ended it, not a failure."""
     if exitcode is None:
+        # Without a process id the worker does not exist yet.
         return "running" if pid else "starting"
     if exitcode == 0:
         return "succeeded"
