@@ -53,6 +53,7 @@ class Pool:
         self._busy = threading.Lock()
         self._caller: threading.Thread | None = None
         """Thread whose call it serves; None while idle."""
+        # An interrupt must not leave workers without an object that ends them.
         with DeferredSignals():
             self._workers = start(config, group)
             self._count = len(self._workers)
@@ -109,6 +110,7 @@ class Pool:
                     raise workers.error(title_of(function), [*answers, *late], died)
 
             values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
+            # Each replacement of the workers counts as a round.
             return Results(values, dict.fromkeys(values, Place(0, host_name(), self._starts - 1, 0)))
 
         return self.in_turn(call)
@@ -174,6 +176,8 @@ class Pool:
                         return call(self._workers)
                 finally:
                     self._calls += 1
+                    # Stopped now and replaced by the next call: this caller does not wait for their
+                    # end.
                     if not self._workers.is_fit():
                         self._workers.stop()
                     self._workers.show()
@@ -193,12 +197,14 @@ class Pool:
         return self._workers
 
     def _replace(self) -> None:
+        # Until the old workers have ended, their GPUs are taken.
         self._workers.wait()
         with DeferredSignals():
             self._finalizer.detach()
             self._workers = self._start(self._config, self._group)
             self._starts += 1
             self._watch_over(self._workers)
+        # The thread that closes the pool waits for this one, and then ends the new workers.
         if self._is_closed:
             raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
 
@@ -212,6 +218,7 @@ class Pool:
         during a call of its own thread, that call ends after the handler has returned. Any thread may call
         it, also more than once.
         """
+        # A forked child leaves the block of the pool too, but must not end its workers.
         if os.getpid() != self._owner:
             return
 
@@ -219,6 +226,7 @@ class Pool:
         caller = self._caller
         if caller is not None:
             self._workers.stop()
+            # A signal handler cannot wait for the call that it interrupts.
             if caller is threading.current_thread():
                 return
 
@@ -289,6 +297,7 @@ class _ItemCalls:
 
     def _use(self, workers: PoolWorkers) -> None:
         self._workers = workers
+        # Reversed, so that rank 0 gets the first item.
         self._idle = [*range(len(workers))][::-1]
 
     def _send_to_idle_workers(self) -> None:
@@ -301,6 +310,7 @@ class _ItemCalls:
                 # If the function itself cannot be sent, no item can: this raises the error.
                 pack_call(self._function, (), {}, self._main)
             else:
+                # Not before: a worker whose item could not be sent is still idle.
                 self._running[self._idle.pop()] = index
 
     def _collect(self) -> None:
@@ -321,6 +331,7 @@ class _ItemCalls:
             title = f"{title_of(self._function)} (item {index})"
             failure = self._workers.error(title, [answer], item=index)
             self._fail(index, failure, [answer.rank])
+            # The item gets the worker's own exception, if that could be rebuilt here.
             self._results[index] = failure.__cause__ or failure
             return
 
@@ -343,6 +354,7 @@ class _ItemCalls:
 
         for rank in guilty:
             self._results[self._running.pop(rank)] = error
+        # In front and in their order, since they began before those that are pending.
         self._pending.extendleft(sorted(self._running.values(), reverse=True))
         self._running, self._idle = {}, []
 
@@ -388,4 +400,5 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
                 "replaces its workers when needed: leave it out"
             )
 
+    # Without restarts: a pool replaces its workers before the next call.
     return Pool(evolve(LaunchConfig(nproc_per_node=nproc_per_node, **settings), max_restarts=0), group)

@@ -66,6 +66,7 @@ logger = logging.getLogger(__name__)
 
 _AFTER_FAILURE = 1.0
 """Seconds that the other ranks have to answer after a failure; later they most likely wait in a collective."""
+# A stream that blocks, such as a paused terminal, must not keep a call from returning.
 _SHOW_LIMIT = 1.0
 """Seconds that ``sys.stdout`` may take after a call for the output of the workers."""
 _STOP_GRACE = 1.0
@@ -109,6 +110,7 @@ class _Caller:
     def place(self) -> Message:
         """Return the search path and the working directory of a call."""
         identity = identity_of_current_folder()
+        # The workers were started in the pool's folder: only that one may have been removed.
         is_same_folder = identity == self._place
         return {
             "path": import_path(),
@@ -141,6 +143,7 @@ class _ImportedFiles:
 
 def _is_edited(file: str, times: Collection[int]) -> bool:
     try:
+        # Ranks may have imported different versions of the file.
         return {os.stat(file).st_mtime_ns} != {*times}
     except OSError:
         # An editor may be between two versions of the file.
@@ -288,6 +291,7 @@ class PoolWorkers:
 
         found = []
         for rank in ranks:
+            # An interrupt must not lose a message that was taken from a channel.
             with DeferredSignals() as put_off:
                 received = self._channels.receive(rank, put_off)
                 if received is not None:
@@ -421,6 +425,7 @@ def _call_error(
     have ended. *item* is the index in a `Pool.map`.
     """
     pids = _pids(job)
+    # A report of the worker itself replaces what its exit shows.
     failures = dict(died)
     causes: dict[int, BaseException | None] = {}
     for rank, report in reports.items():
@@ -475,6 +480,7 @@ def _has_seen_end(job: Job, ranks: Collection[int]) -> bool:
     codes = {each.rank: each.exitcode for each in status.ranks}
     is_ending = job.done() or status.state == "stopping" or any(codes.values())
     if is_ending:
+        # The error of the job names the rank that failed first.
         job.result()
         return True
     return all(codes.get(rank) == 0 for rank in ranks)
@@ -573,6 +579,7 @@ class Channels:
         readable = [channels[each] for each in ready & channels.keys()]
         if readable:
             return readable, None
+        # All workers end with the job, whatever their own handles show by now.
         if self._ended in ready:
             return [], [*self.owing]
 
@@ -588,6 +595,7 @@ class Channels:
         """Handle one message of *rank*. Return the message and its report if it answers the rank's call, else None."""
         received = self._channels[rank].receive()
         if received is None:
+            # A closed channel stays readable; the end of the worker shows in its process.
             self._silent.add(rank)
             return None
 
