@@ -121,6 +121,7 @@ def kernel_says(path: str) -> str:
         os.close(descriptor)
 
 
+# A set, since two names can mean one limit: RLIMIT_OFILE is RLIMIT_NOFILE.
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _OWN_SHARE = (os.SCHED_OTHER, os.SCHED_BATCH)
 """
@@ -228,6 +229,7 @@ def _scheduling() -> tuple[int, int, int]:
     """Return the policy, priority and niceness that a child of the calling thread gets."""
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
     nice = os.getpriority(os.PRIO_PROCESS, 0)
+    # The flag keeps real-time policies and negative niceness from the children.
     if policy & os.SCHED_RESET_ON_FORK:
         policy &= ~os.SCHED_RESET_ON_FORK
         is_real_time = policy not in (*_OWN_SHARE, os.SCHED_IDLE)
@@ -240,6 +242,7 @@ def _value(limit: int) -> float:
 
 
 def _umask() -> int:
+    # Read from /proc: `os.umask` would change it for a moment, for all threads.
     found = _UMASK.search(kernel_says("thread-self/status"))
     return int(found[1], 8) if found else 0o022
 

@@ -41,6 +41,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
     others = numbers.difference(keep)
     for number in others:
+        # `os.close` would raise for the descriptor of the listing, which is closed by now.
         os.closerange(number, number + 1)
 
 

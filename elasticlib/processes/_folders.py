@@ -64,10 +64,12 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
     import tempfile
 
     failure: OSError | None = None
+    # None stands for TMPDIR, whose path may be too long for a socket.
     for parent in (None, "/tmp", _SHARED_MEMORY):
         try:
             made = tempfile.mkdtemp(prefix="elasticlib_", dir=parent)
         except OSError as error:
+            # The first failure is that of the folder which the user can choose.
             failure = failure or error
             continue
         if not longest or len(os.fsencode(made)) <= longest:
@@ -173,6 +175,7 @@ def out_of_removed_folder() -> Iterator[None]:
         return
 
     try:
+        # A folder that was removed has no path: only a descriptor leads back.
         former = os.open(".", os.O_PATH | os.O_CLOEXEC)
     except OSError:
         # The folder may not be entered either, so there would be no way back.
@@ -196,6 +199,7 @@ def time_of_change(path: str) -> int:
         try:
             return os.stat(path).st_mtime_ns
         except NotADirectoryError:
+            # A part of the path is a file, such as an archive on the search path.
             path = os.path.dirname(path)
         except OSError:
             break

@@ -31,4 +31,5 @@ def shared_imports() -> Iterator[None]:
     """
     with without_garbage_collection():
         yield
+        # A collection writes into each object that it searches, and leaves out frozen ones.
         gc.freeze()

@@ -65,6 +65,7 @@ def received_handle(descriptors: Sequence[int]) -> Handle:
     Return a handle of the process that sent its `own_descriptors`; the handle owns them from now
     on.
     """
+    # A process that has no pidfds sends pipes.
     if stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
         return without_pidfds.PipeHandle(*descriptors)
     return Handle(*descriptors)
@@ -83,6 +84,7 @@ def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
     waiting = len(handles)
     while waiting and (left := deadline - monotonic()) > 0:
         for descriptor, _ in poll.poll(left * 1000):
+            # An ended process stays readable: each further poll would return at once.
             poll.unregister(descriptor)
             waiting -= 1
 

@@ -89,9 +89,11 @@ def write_exactly(descriptor: int, data: bytes | memoryview, offset: int = 0) ->
     """
     view = memoryview(data).cast("B")
     with room_for_file(offset + len(view)) as most:
+        # A write beyond the limit raises SIGXFSZ, which ends a process that does not ignore it.
         if most < offset + len(view):
             raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: raise the limit of a file's size (ulimit -f)")
         while view:
+            # Linux writes less than 2 GiB in one call.
             count = os.pwrite(descriptor, view[: 1 << 30], offset)
             view, offset = view[count:], offset + count
 
@@ -107,6 +109,7 @@ def files_with_content(content: bytes, name: str) -> list[int]:
         step = max(1, int(min(len(content), most)))
     view, descriptors = memoryview(content), list[int]()
     try:
+        # Even empty content has one file.
         for begin in range(0, max(1, len(content)), step):
             # One step of the interpreter: an interrupt cannot lose the descriptor.
             descriptors.extend(map(anonymous_file, (name,)))

@@ -45,6 +45,7 @@ class Lease:
     def ends_at(self) -> float:
         """Return its end (monotonic seconds); infinite for a lease that does not end."""
         data = os.pread(self._descriptor, _MOMENT.size, 0)
+        # Data that is not a moment must not end any workers.
         end: float = math.inf if len(data) < _MOMENT.size else _MOMENT.unpack(data)[0]
         return math.inf if math.isnan(end) else end
 

@@ -70,6 +70,7 @@ def _has_room(folder: str) -> bool:
 
 def _unlisted_in(folder: str) -> int:
     try:
+        # With O_EXCL no process can give the file a name later.
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):

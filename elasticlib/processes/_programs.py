@@ -143,6 +143,7 @@ class Process:
     def send(self, signum: int) -> None:
         """Signal it; do nothing if it is gone, or this object is closed."""
         if self._handle is not None:
+            # A program that has dropped its privileges may have lost the right to signal it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._handle.send(signum)
 
@@ -335,6 +336,7 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
     flags: list[str] = []
     arguments = iter(command[1:])
     for argument in arguments:
+        # The only long option of the interpreter that takes a value.
         if argument == _CHECK_OF_HASHES:
             flags += [argument, next(arguments, "")]
         elif not _is_letters(argument):
@@ -363,6 +365,7 @@ def _flags_of_letters(argument: str, arguments: Iterator[str]) -> tuple[list[str
     """
     flags: list[str] = []
     for at, letter in enumerate(argument[1:], 2):
+        # The rest of the command belongs to the program.
         if letter in "cm":
             return flags, True
         if letter in "WX":

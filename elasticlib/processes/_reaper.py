@@ -399,6 +399,7 @@ def _any_ends_before(children: Iterable[int], launcher: Handle) -> bool:
     try:
         while not (ready := poll.poll()):
             pass
+        # If both have ended, the end of the launcher counts: nothing may outlive it.
         return launcher.fileno() not in dict(ready)
     finally:
         for handle in handles:

@@ -37,5 +37,6 @@ class Refusal:
         except AttributeError as error:
             return f"this Python has no {error.name}"
         except OSError as error:
+            # The lack of a descriptor or of memory says nothing about the kernel.
             return None if error.errno in _NO_ROOM else f"{self._names}: {error.strerror}"
         return ""

@@ -135,6 +135,7 @@ class _Limit:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             # A limit that the program has set meanwhile stays.
             if not self.users and soft == self.former[1]:
+                # The program may have lowered the hard limit meanwhile.
                 resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.former[0], hard), hard))
 
 
@@ -225,6 +226,7 @@ class Channel:
         parts = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]
         try:
             sent = self._sock.sendmsg([frame], _rights(parts[0]) if parts else [])
+            # The kernel has sent the descriptors with the first byte.
             self._sock.sendall(frame[sent:])
             for part in parts[1:]:
                 self._sock.sendmsg([b"\0"], _rights(part))
@@ -287,6 +289,7 @@ class Channel:
         for level, kind, packed in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")
+                # A message that was cut off may end within a number.
                 numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
                 descriptors += numbers
 
@@ -297,6 +300,7 @@ class Channel:
 
     def _message(self, size: int) -> Message:
         try:
+            # A larger size is that of an invalid frame, for which no memory must be taken.
             message = parse(self._exactly(size), constants=True) if size <= _LARGEST else None
         except ValueError:
             message = None

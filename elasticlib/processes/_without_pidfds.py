@@ -206,6 +206,7 @@ class Other(Handle):
         if signum:
             fcntl.fcntl(self._descriptor, fcntl.F_SETSIG, signum)
             os.write(self._writer, b"!")
+            # The pipe must be empty again, or the next write is not an event for the kernel.
             os.read(self._descriptor, 1)
 
     def reap(self) -> None:
@@ -228,6 +229,7 @@ def _own(descriptor: int, pid: int, signum: int) -> None:
     if fcntl.fcntl(descriptor, fcntl.F_GETOWN) != pid:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signum)
+    # Last, since it enables the signals, whose owner and number must be known.
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
@@ -329,6 +331,7 @@ class PipeHandle(Handle):
             pass
         except BrokenPipeError as error:
             if signal.SIGPIPE not in former:
+                # The write has left a SIGPIPE, which could end the program once it is not blocked.
                 signal.sigtimedwait({signal.SIGPIPE}, 0)
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
         finally:
