@@ -106,6 +106,7 @@ def expires(
     if not is_deadline(after):
         raise ConfigError(f"after={shown(after)} must be a number of seconds")
     if scope is None:
+        # Found here, because the context manager is entered from contextlib or a decorator.
         caller = sys._getframe(1)
         scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
     return _countdown(after, scope, client)
@@ -128,6 +129,7 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
             _log.warning("timer %r could not be released: %s: %s", scope, type(error).__name__, error)
         raise
 
+    # Outside of the try: an error of this release is the caller's to handle.
     client.release(scope)
 
 
@@ -199,6 +201,7 @@ class TimerServer(abc.ABC):
         for timers in self.get_expired_timers(math.inf).values():
             running += timers
         wait = poll_timeout(running, wall_time(), self._max_interval)
+        # At least one, or the queue would not wait for the first.
         requests = self._request_queue.get(max(1, self._request_queue.size()), wait)
         valid = [request for request in requests if is_deadline(getattr(request, "expiration_time", None))]
         if len(valid) < len(requests):
@@ -232,6 +235,7 @@ def is_running(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
+    # The process belongs to another user.
     except PermissionError:
         return True
     except (OSError, OverflowError):
@@ -279,6 +283,7 @@ class ProcessTimers(Generic[R]):
         if pid in self._handles or pid <= 1:
             return
         try:
+            # The program's own files may fill its soft limit.
             with room_for_descriptors(1):
                 self._handles[pid] = processes.handle_of(pid)
         except OSError as error:
@@ -301,6 +306,7 @@ class ProcessTimers(Generic[R]):
 
         try:
             if pid not in self._handles:
+                # No process had this number when its timer began.
                 raise ProcessLookupError
             # Another process may have the number by now.
             if (handle := self._handles[pid]) is None:
@@ -366,6 +372,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         while len(found) < size and self._comes(max(0.0, deadline - monotonic())):
             try:
                 found.append(self._mp_queue.get(timeout=max(0.0, deadline - monotonic())))
+            # The time is over, or another reader has taken the request.
             except queue.Empty:
                 break
         return found

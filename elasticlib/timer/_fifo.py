@@ -38,11 +38,13 @@ __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
 _log = logging.getLogger("elasticlib")
 VERSION = 1
+# With the pauses about a second: the server may start at the same time as its clients.
 _TRIES = 10
 _PAUSE = 0.1
 """Seconds between two tries to find the server."""
 _PIECE = 65536
 """Maximum bytes to read before deadlines are checked again: the kernel's buffer of a pipe."""
+# Clients write at most PIPE_BUF bytes at once, which is much less.
 _LONGEST_LINE = 65536
 
 
@@ -248,6 +250,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
     def _watch(self) -> None:
         while not self._stopping:
+            # Read first: if `run_once` comes in this turn, the next turn reads the pipe to its end.
             once = self._once
             try:
                 # The wake-up event is never reset, so after `run_once` or `stop` no wait is long.
@@ -265,6 +268,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             self._progress = wall_time()
 
     def _turn(self, *, to_the_end: bool) -> None:
+        # Otherwise one piece, so that a flood of requests cannot delay the timers.
         while self._read() and to_the_end:
             pass
         expired = self.get_expired_timers(wall_time())

@@ -37,6 +37,7 @@ def is_deadline(value: object) -> bool:
     """Return whether *value* is a number that can be compared with the time, also infinity."""
     try:
         return isinstance(value, numbers.Real) and not math.isnan(value)
+    # A whole number too large for a float cannot be compared with the time.
     except OverflowError:
         return False
 
