@@ -130,6 +130,7 @@ def of_function(function: Callable[..., Any]) -> Choice:
     code = getattr(function, "__code__", None)
     text = Text()
     if code is not None:
+        # A method or an inner function is part of the outermost definition.
         name = function.__qualname__.partition(".")[0]
         text = read(code.co_filename, os.path.dirname(code.co_filename), name)
 
@@ -172,6 +173,7 @@ def _modules_beside_torch(text: Text, others: Collection[str]) -> list[str]:
     if uses_optimizer or uses_trainer:
         found = [OPTIMIZER]
     if uses_compiler:
+        # A compiled model needs torch._dynamo too, which traces it.
         found = [OPTIMIZER, COMPILER]
     if KERNELS in others:
         found.append(KERNELS)

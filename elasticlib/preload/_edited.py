@@ -86,6 +86,7 @@ class Edits:
         return is_same_import and former_time != found.st_mtime_ns
 
     def _is_of_project(self, file: str) -> bool:
+        # Most modules are those of libraries, whose files are judged only once.
         if file in self._others:
             return False
         if is_users(file):

@@ -79,6 +79,7 @@ class ImportWatch:
     def heard(self, stacks: str) -> None:
         """Add the worker's place; an empty text, or one in brackets, does not show it."""
         due, self._awaited = self._awaited, None
+        # The question was asked before the workers were stopped or started again.
         if due is None:
             return
 
@@ -101,6 +102,7 @@ class ImportWatch:
         # The first question is asked later than the others.
         passed = EVERY if self._seconds else FIRST
         self._seconds[module] = self._seconds.get(module, 0.0) + passed
+        # Not at the start: a restart with short imports keeps the times of an earlier one.
         self._found = self._seconds
 
     def advice(self) -> records.PreloadAdvised | None:
@@ -125,6 +127,7 @@ def imported(stacks: str) -> str:
     one.
     """
     for importer, frame in pairwise(crash_frames(stacks)):
+        # While a module is imported, the import system calls its body.
         is_import = importer.file.startswith("<frozen importlib") and frame.function == "<module>"
         name = _installed_module(frame.file) if is_import else ""
         if name:

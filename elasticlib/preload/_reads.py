@@ -169,6 +169,7 @@ class Reads:
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
+        # Without patterns nothing matches; an empty expression would match every name.
         return re.compile("|".join(map(fnmatch.translate, self.patterns)) or r"(?!)")
 
     @classmethod
@@ -181,6 +182,7 @@ class Reads:
             # interpreter.
             return None
         names = frozenset(message["names"])
+        # A module that the user has named may have read any variable.
         if message["named"]:
             return cls(names, ("*",), NOISE | OF_WORKERS)
         libraries = (*LIBRARIES, *(INTEL_OPENMP if message["intel_openmp"] else ())) if preload else ()

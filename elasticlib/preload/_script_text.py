@@ -23,6 +23,7 @@ from attrs import Factory, define, frozen
 from elasticlib.preload._reads import is_lost_after_import
 from elasticlib.workers import THREADS_VARIABLE
 
+# Limits of a search that delays the launch: beyond them, torch counts as imported.
 _MOST_FILES = 100
 _MOST_BYTES = 1 << 20
 _BY_NAME = frozenset({"importlib", "runpy", "pkgutil", "imp"})
@@ -201,6 +202,7 @@ def source_of(path: str, most: float = math.inf) -> bytes | None:
             return None
         with open(path, "rb") as file:
             return file.read()
+    # ValueError: the path contains a NUL character.
     except (OSError, ValueError):
         return None
 
@@ -209,6 +211,7 @@ def tree_of(source: bytes) -> ast.Module | None:
     """Return the syntax tree of *source*; None if this Python cannot parse it."""
     try:
         return ast.parse(source)
+    # A NUL character, or deep nesting, is not always a SyntaxError.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -323,6 +326,7 @@ def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
         yield f"{_LITERAL}{literal}"
         return
 
+    # By identity, since the same name may stand elsewhere in the statement.
     only_read = set[int]()
     for node in nodes:
         only_read.update(map(id, _read_only(node)))
