@@ -112,6 +112,7 @@ class Liveness:
             turns=look.turns,
         )
         if not (after.stopped or after.traced or after.silent):
+            # It is well again, so that another stop is acted upon again.
             return evolve(after, acted=None), None
 
         return after._act()

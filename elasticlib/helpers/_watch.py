@@ -170,6 +170,7 @@ def _look(helper: Helper) -> HelperLook | None:
         return None
 
     owes = helper.questions != helper.answered
+    # Only a helper that owes an answer can count as silent.
     turns = _turns(pid, facts) if owes else 0
 
     # The handle is asked last: until then the number was the helper's own.
@@ -177,6 +178,7 @@ def _look(helper: Helper) -> HelperLook | None:
         return None
 
     state = facts[0].decode()
+    # A stopped helper cannot answer before it is woken.
     if state != STOPPED and not owes:
         helper.request_answer()
     return HelperLook(state, turns, owes)
@@ -185,6 +187,7 @@ def _look(helper: Helper) -> HelperLook | None:
 def _turns(pid: int, facts: list[bytes]) -> int:
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
+            # The third number counts how often it got a CPU.
             return int(file.read().split()[2])
     except (OSError, IndexError, ValueError):
         # Without the kernel's count of turns: ticks of CPU time.
