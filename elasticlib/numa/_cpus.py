@@ -79,6 +79,7 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
 
 def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
     """Return the CPUs of all NUMA nodes in the package of *node*, and a name for messages."""
+    # One CPU stands for its node. A node may have memory and no CPUs.
     packages = {number: topology.packages.get(min(cpus)) for number, cpus in topology.nodes.items() if cpus}
     package = packages.get(node)
     if node in packages and package is None:

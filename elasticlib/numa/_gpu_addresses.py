@@ -24,6 +24,7 @@ def gpu_addresses_here() -> list[str]:
         return []
     properties = _module(torch).get_device_properties
     facts: list[Any] = [properties(index) for index in range(torch.accelerator.device_count())]
+    # torch does not report the function of the device, which is 0 for a GPU.
     return [f"{each.pci_domain_id:04x}:{each.pci_bus_id:02x}:{each.pci_device_id:02x}.0" for each in facts]
 
 

@@ -104,6 +104,7 @@ def binding_attempt(options: NumaOptions) -> Iterator[None]:
     """Turn an error in the block into a `BindingError`, or into a warning if *options* allow it."""
     try:
         yield
+    # Of any class: with the fallback, even an unforeseen error must not keep workers from starting.
     except Exception as error:
         why = f"{options.affinity_mode.value}: {error}"
         if not options.should_fall_back_if_binding_fails:
@@ -139,6 +140,7 @@ def _addresses() -> tuple[str, ...]:
     torch = sys.modules.get("torch")
     if torch is not None and _gpu_addresses.is_initialised(torch):
         return tuple(_gpu_addresses.gpu_addresses_here())
+    # The GPUs that a program sees depend on CUDA_VISIBLE_DEVICES and its kin.
     relevant = ((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name)
     return _listed_by_program(frozenset(relevant))
 
@@ -157,4 +159,5 @@ def _listed_by_program(environment: frozenset[tuple[str, str]]) -> tuple[str, ..
         words = done.stderr.strip().splitlines()
         raise BindingError(f"torch cannot list the GPUs: {words[-1] if words else done.returncode}")
 
+    # A driver may have printed lines before the result.
     return tuple(loads(done.stdout.splitlines()[-1]))
