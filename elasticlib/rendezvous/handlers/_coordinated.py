@@ -28,7 +28,7 @@ from elasticlib.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from elasticlib.processes import start_thread, wait_readable
+from elasticlib.processes import start_thread, wait_for_change, wait_readable
 from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous._node_job import NodeJob
@@ -461,7 +461,7 @@ class _Notes:
         the conversation.
         """
         with self.changed:
-            self.changed.wait_for(lambda: condition() or self.is_over, limit)
+            wait_for_change(self.changed, lambda: condition() or self.is_over, limit)
             if condition():
                 return True
             self.check()

@@ -1,5 +1,5 @@
 """
-A job over keys that its nodes share, any of which may take over the coordination: the election of
+A job over keys that its nodes share. Each node may take over the coordination: the election of
 the coordinator, its log of state, and the exchange.
 
     <prefix>/job_<run id>/leader   the coordinator's name; ends with its holder's lease

@@ -21,7 +21,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import RendezvousParameters
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvousBackend
-from elasticlib.rendezvous.node import _client, _runtime
+from elasticlib.rendezvous.node import _client, _coordinator_role
 
 
 class Untouched(RendezvousBackend):
@@ -185,7 +185,7 @@ def test_a_shutdown_returns_though_the_back_end_hangs(
             awake.wait()
 
     monkeypatch.setattr(_client, "_PARTING", 0.02)
-    monkeypatch.setattr(_runtime, "_RESIGNING", 0.02)
+    monkeypatch.setattr(_coordinator_role, "_RESIGNING", 0.02)
     limits = RendezvousTimeout(close=timedelta(seconds=0.05))
     handler = DynamicRendezvousHandler.from_backend("job", STORE, Hung(), 1, 1, timeout=limits)
     heard: list[bool] = []
