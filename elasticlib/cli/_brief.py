@@ -25,6 +25,7 @@ class Brief:
 
     def sink(self, record: Record) -> None:
         """Write the size of the first round."""
+        # Later rounds are not announced: the last line has the number of restarts.
         if isinstance(record, records.RoundStarted) and not self._is_announced:
             self._is_announced = True
             self._say(size_of(record.group_world_size, record.world_size, len(record.pids)))
@@ -44,6 +45,7 @@ class Brief:
 
 def size_of(nodes: int, ranks: int, here: int) -> str:
     """Return the numbers of nodes and ranks of a round; *here* are the ranks on this node."""
+    # Nodes may have different numbers of workers.
     if nodes * here == ranks:
         return f"{counted(nodes, 'node')} x {counted(here, 'rank')}"
     return f"{counted(nodes, 'node')} with {counted(ranks, 'rank')} in all, {here} here"

@@ -50,7 +50,9 @@ def launch(args: argparse.Namespace) -> None:
     if not args.use_env:
         if args.no_python:
             raise ConfigError("--no-python without --use-env: a program accepts no --local-rank: add --use-env")
+        # A copy, because the namespace is the caller's.
         args = argparse.Namespace(**vars(args))
+        # Each worker gets its own rank in place of ${local_rank}.
         args.training_script_args = ["--local-rank=${local_rank}", *args.training_script_args]
     run.launch(args, os.environ)
 

@@ -53,6 +53,7 @@ def _texts(text: str) -> list[str]:
 
 
 def _flag(text: str) -> bool:
+    # As torchrun reads the variables of flags: 0 or 1.
     return bool(int(text))
 
 

@@ -104,6 +104,7 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(title, NOTES.get(title))
             for row in rows:
                 default = "off" if row.is_flag else row.default or row.unset
+                # argparse formats the help text with %.
                 text = f"{row.help}{row.more} (default: {default})".replace("%", "%%")
                 shown = None if row.is_flag else row.metavar or row.dest.upper()
                 settings: dict[str, Any] = {"action": _Read, "row": row, "dest": row.dest, "metavar": shown}
@@ -152,6 +153,7 @@ class Parser(argparse.ArgumentParser):
         found.training_script, *found.training_script_args = rest
         given: dict[str, str] = getattr(found, GIVEN, {})
         for row in ROWS:
+            # Read only now, so that --help works with any variable.
             if row.dest not in given:
                 text, source = self._unless_given(row)
                 setattr(found, row.dest, _namespace_value(row, text, source))
@@ -189,6 +191,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere = _ELSEWHERE.get(dashed)
         if elsewhere:
             return elsewhere
+        # A short name is similar to too many options.
         if not name.startswith("--"):
             return ""
         names = [text for text in self._option_string_actions if text.startswith("--")]
@@ -199,6 +202,7 @@ class Parser(argparse.ArgumentParser):
         """Return the options, spelled in full, and the script with its arguments."""
         options: list[str] = []
         rest = list(args)
+        # A single dash is a script, and two dashes end the options.
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
             name, equals, value = rest.pop(0).partition("=")
             action, name = self._named(name)
@@ -218,6 +222,7 @@ class Parser(argparse.ArgumentParser):
         """
         known = self._option_string_actions
         if name in known or not name.startswith("--"):
+            # argparse separates a short option from a value that follows it at once, as in -t3.
             return known.get(name), name
 
         dashed = name.replace("_", "-")

@@ -31,6 +31,7 @@ class Script(str):
 
     __slots__ = ()
 
+    # The launch runs a path as a script even if its name does not end in .py.
     def __fspath__(self) -> str:
         return str(self)
 
@@ -198,6 +199,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
         shown = shown or [0]
 
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
+    # Files that only the rows need are removed after a success.
     specs.keeps_streams = any(values[name] for name in given.keys() & {"redirects", "tee"})
     shows_one_rank = shown is not None and len(shown) == 1
     specs.default_prefix = "" if shows_one_rank else "[${rank}] "
@@ -280,8 +282,10 @@ def _static(
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
     if values["node_rank"] != 0:
         log.warning("%s is ignored: the node rank in a job of one node is 0", given.get("node_rank", "node_rank"))
+    # Jobs on one machine must not meet under the default id.
     if "rdzv_id" not in given:
         fields["run_id"] = str(uuid.uuid4())
+    # Without an endpoint its rendezvous is private, so that no port can be taken.
     return {**fields, "rdzv_backend": "c10d"}
 
 

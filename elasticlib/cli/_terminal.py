@@ -79,6 +79,7 @@ def progress_screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib
         # A pipe or a file gets the output unchanged.
         if output is not None and output.isatty():
             until_end.enter_context(contextlib.redirect_stdout(above))
+        # Runs first at the end: a line without an end still appears above the rows.
         until_end.callback(above.end)
         yield lambda status: _shown(console, status)
 
@@ -95,6 +96,7 @@ def _shown(console: rich.console.Console, status: Callable[[], JobStatus]) -> It
         get_renderable=draw,
         console=console,
         refresh_per_second=_PER_SECOND,
+        # The streams are redirected already, together with the handlers of the log.
         redirect_stdout=False,
         redirect_stderr=False,
     )
