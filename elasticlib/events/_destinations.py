@@ -63,6 +63,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
     try:
         return handlers[destination]
+    # TypeError: the name is an object that cannot be a key.
     except (KeyError, TypeError):
         known = ", ".join(sorted(handlers))
         raise UnknownNameError.of_setting(

@@ -123,6 +123,7 @@ def _metadata(job: JobFacts, standing: Standing, state: str, more: dict[str, obj
 
 
 def _raw(failure: ProcessFailure) -> str:
+    # Without an error file this is a placeholder, and the message says more.
     data = failure.error_file_data
     return dumps({"message": failure.message} if data == _NO_ERROR_FILE else data, default=str)
 
@@ -188,6 +189,7 @@ class EventSink:
 
     def _last(self, seconds: int) -> list[Event]:
         self._standing = evolve(self._standing, total_run_time=seconds)
+        # Only now is the duration of the run known, which these events contain.
         ended, self._ended = self._ended, []
         for event in ended:
             event.metadata["total_run_time"] = seconds

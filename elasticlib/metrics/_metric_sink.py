@@ -48,6 +48,7 @@ class MetricSink:
                     (f"{self._workers}.remaining_restarts", record.remaining_restarts),
                     (f"{self._workers}.{record.state.lower()}", 1),
                 ]
+            # A run that raised an error has no result to count.
             case records.RunEnded() if record.outcome != "RAISED":
                 return self._of_run(record)
             case _:
@@ -56,6 +57,7 @@ class MetricSink:
     def _of_run(self, run: records.RunEnded) -> list[tuple[str, float]]:
         has_failed = run.outcome == "FAILED"
         left = max(0, run.max_restarts - run.restart_count)
+        # torch's formula, in which the first attempt counts like a restart.
         flakiness = 100.0 if has_failed else 100.0 - 100.0 * (left + 1) / (run.max_restarts + 1)
         outcome = "failed" if has_failed else "success"
         retries = "with" if run.restart_count > 0 else "no"
