@@ -37,6 +37,7 @@ from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.testing.ranks._refusal import why_not
 from elasticlib.testing.ranks._test_report import TestReport
 
+# unittest leaves frames of modules with this name out of its tracebacks.
 __unittest = True
 
 _HERE = -1
@@ -75,6 +76,7 @@ class ElasticTestCase(unittest.TestCase):
         _checked(f"class {cls.__qualname__}", cls._options)
         _as_defined[cls] = dict(vars(cls))
 
+    # Both spellings of the argument, as torch's own class accepts them.
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         super().__init__(method_name if methodName == "runTest" else methodName)
 
@@ -115,6 +117,7 @@ class ElasticTestCase(unittest.TestCase):
             super()._callSetUp()  # type: ignore[misc]
 
     def _callTestMethod(self, method: Callable[[], object]) -> None:
+        # Here the test itself only calls the ranks, on which unittest runs the whole case.
         if self.rank == _HERE:
             self._on_ranks()
             return
@@ -220,6 +223,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     size: Any = case.world_size
     where = f"world_size of {case.id()}"
     _asked.sizes(where, size)
+    # NCCL needs GPUs: without enough of them the test is skipped, not moved to CPUs.
     says_device = "device" in options or "nccl" in options.get("backend", "")
     if not says_device:
         options["device"] = "cuda" if gpus() >= size else "cpu"
@@ -272,6 +276,7 @@ class _Plain:
             test=case.id(),
             file="" if code is None else code.co_filename,
             line=0 if code is None else code.co_firstlineno,
+            # Equal in each run, unlike Python's hash of a text.
             seed=zlib.crc32(case.id().encode()),
         )
         try:

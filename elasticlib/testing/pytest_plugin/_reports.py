@@ -51,6 +51,7 @@ def forward(item: Any, call: RankCall, result: TestReport, measuring: Measuring)
 def _log(outcome: RankOutcome) -> None:
     for record in outcome.records:
         logger = logging.getLogger(record["name"])
+        # `Logger.handle` itself does not look at the level.
         if logger.isEnabledFor(record["levelno"]):
             logger.handle(logging.makeLogRecord(record))
 

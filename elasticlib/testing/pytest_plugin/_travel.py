@@ -68,6 +68,7 @@ class Modules:
     def look(self, always: Iterable[ModuleType]) -> dict[str, ModulePlace]:
         for module in always:
             self._add(module)
+        # The number shows at once that nothing was imported since the last test.
         if len(sys.modules) != self._count:
             for module in filter(_is_rewritten, list(sys.modules.values())):
                 self._add(module)

@@ -40,6 +40,7 @@ class Blocked:
         """Return the function of ``torch.distributed`` that the rank is in; empty if none."""
         within = [frame.function for frame in self.frames if _COLLECTIVES.search(frame.file)]
         calls = [name for name in within if name not in _WRAPPERS]
+        # The outermost one is the collective that the user has called.
         return calls[-1] if calls else ""
 
     def place(self) -> str:

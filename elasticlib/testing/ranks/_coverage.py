@@ -89,6 +89,7 @@ def measured(call: RankCall) -> Iterator[Callable[[], bytes]]:
     finally:
         measurement.stop()
         data = measurement.get_data().dumps()
+        # The data of this test must not be sent again with the next one.
         measurement.erase()
 
 

@@ -291,6 +291,7 @@ class Ranks:
 
     def _take(self, answers: Sequence[Any], workers: PoolWorkers, progress: TestProgress) -> None:
         for answer in answers:
+            # A failure of the test is an outcome: this is an error in the code around it.
             if answer.failed():
                 raise workers.error(_TITLE, [answer])
             progress.add(answer.rank, answer.value(), monotonic())

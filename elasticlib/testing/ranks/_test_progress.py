@@ -65,6 +65,7 @@ class TestProgress:
         first, _ = error.get_first_failure()
         for rank, failure in error.failures.items():
             if rank == first or not failure.secondary:
+                # A worker that dies after its outcome has failed.
                 self.outcomes.pop(rank, None)
                 self.reports[rank] = _failed.of_death(failure)
         left = [rank for rank in self.missing() if rank not in self.reports]

@@ -87,6 +87,7 @@ def prepare(setting: Setting, modules: Mapping[str, ModulePlace]) -> None:
         _configure(setting)
     _files.update(modules)
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
+        # First, because the search path may have another file of the same name.
         sys.meta_path.insert(0, _Finder())
 
 
@@ -96,6 +97,7 @@ def _configure(setting: Setting) -> None:
     from _pytest.assertion import util
     from _pytest.config import Config
 
+    # These variables would load the user's options and plugins.
     names = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     former = {name: os.environ.pop(name, None) for name in names}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -132,6 +134,7 @@ def _explained(op: str, left: object, right: object) -> str | None:
     for lines in _config.hook.pytest_assertrepr_compare(config=_config, op=op, left=left, right=right):
         if lines:
             lines = shorten(lines, SimpleNamespace(config=_config)) if shorten is not None else lines
+            # As in pytest: ~ marks a continued line, and the text is formatted with %.
             return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
     return None
 

@@ -75,6 +75,7 @@ def offered(call: RankCall) -> Iterator[None]:
         yield
     finally:
         sys.breakpointhook = former
+        # The debugger would trace the next test too.
         sys.settrace(None) if _terminal.debugger is not None else None
         _terminal.close()
 
