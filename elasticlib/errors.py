@@ -97,6 +97,7 @@ class PreloadError(ConfigError):
     """Raised when a module cannot be imported ahead of the workers without changing them."""
 
     def __init__(self, module: str, why: str) -> None:
+        # All arguments, since pickle makes the error again from them.
         super().__init__(module, why)
         self.module = module
         self.why = why
@@ -166,6 +167,7 @@ class InvalidTransitionError(ElasticError, RuntimeError):
     """
 
     def __init__(self, what: str, start: str, finish: str, story: tuple[str, ...] = ()) -> None:
+        # All arguments, since pickle makes the error again from them.
         super().__init__(what, start, finish, story)
         self.what = what
         self.start = start
@@ -202,6 +204,7 @@ The module of `ErrorHandler` sets it, so that subclasses can add facts; None bef
 """
 _LATEST = 1e11
 """Unix seconds; a later timestamp is not the time of a failure."""
+# A worker may write anything into its error file.
 _LONGEST_FILE = 2**24
 
 
@@ -261,6 +264,7 @@ class ProcessFailure:
     def __post_init__(self) -> None:
         if not self.error_file_data:
             self._read_error_file()
+        # Without a time in its error file, a failure counts as seen now.
         self.happened(self.when() or wall_time())
         if not self.message:
             self.message = self._describe()

@@ -158,6 +158,7 @@ class CheckedLaunch:
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
+        # An error below releases everything; only a whole launch keeps both stacks.
         with contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
             if health_check_server is not None:
                 from elasticlib.agent import stop_health_check
@@ -175,6 +176,8 @@ class CheckedLaunch:
                 until_end.callback(self.console.rest)
 
             self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
+
+            # Before the workers are counted, since a word for their number counts these GPUs.
             gpus = GPU_SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
             self._spec = _worker_spec(config, entrypoint, args, kwargs, shown)
@@ -279,6 +282,7 @@ class CheckedLaunch:
                 opened_rendezvous(self._choice, config, job.inbox) as spec.rdzv_handler,
             ):
                 self._say_that_it_starts(there)
+                # Imported here, while the fork server is at its own imports.
                 from elasticlib.agent import LocalElasticAgent
 
                 agent = LocalElasticAgent(
@@ -340,6 +344,7 @@ def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | Non
         logs.check()
         has_files = logs.has_files()
     else:
+        # A plug-in names its files only for a round; a null folder shows earlier that it has none.
         has_files = getattr(logs, "root_log_dir", None) != os.devnull
 
     if not has_files:

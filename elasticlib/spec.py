@@ -184,6 +184,7 @@ def _dictionary_or_none(value: Any) -> dict[str, Any]:
 
 
 def _with_timeout(config: LaunchConfig, _: object, value: dict[str, Any]) -> dict[str, Any]:
+    # As in torch, a timeout in its own field replaces the one in the dictionary.
     if getattr(config, "rdzv_timeout", -1) != -1:
         value["timeout"] = config.rdzv_timeout
     value.setdefault("timeout", DEFAULT_RENDEZVOUS_TIMEOUT)
@@ -416,6 +417,7 @@ class WorkerSpec(DataclassView):
 
     def __attrs_post_init__(self) -> None:
         if self.fn is not None:
+            # The third frame is the user's line: attrs has generated the second.
             warnings.warn("WorkerSpec.fn is deprecated: give entrypoint", DeprecationWarning, stacklevel=3)
             self.entrypoint = self.fn
         if self.entrypoint is None:
