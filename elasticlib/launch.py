@@ -158,6 +158,7 @@ class CheckedLaunch:
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
+
         # An error below releases everything; only a whole launch keeps both stacks.
         with contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
             if health_check_server is not None:
@@ -282,6 +283,7 @@ class CheckedLaunch:
                 opened_rendezvous(self._choice, config, job.inbox) as spec.rdzv_handler,
             ):
                 self._say_that_it_starts(there)
+
                 # Imported here, while the fork server is at its own imports.
                 from elasticlib.agent import LocalElasticAgent
 

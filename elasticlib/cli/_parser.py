@@ -191,9 +191,11 @@ class Parser(argparse.ArgumentParser):
         elsewhere = _ELSEWHERE.get(dashed)
         if elsewhere:
             return elsewhere
+
         # A short name is similar to too many options.
         if not name.startswith("--"):
             return ""
+
         names = [text for text in self._option_string_actions if text.startswith("--")]
         alike = difflib.get_close_matches(dashed, names, 1, _LIKENESS)
         return alike[0] if alike else ""
@@ -202,6 +204,7 @@ class Parser(argparse.ArgumentParser):
         """Return the options, spelled in full, and the script with its arguments."""
         options: list[str] = []
         rest = list(args)
+
         # A single dash is a script, and two dashes end the options.
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
             name, equals, value = rest.pop(0).partition("=")

@@ -199,6 +199,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
         shown = shown or [0]
 
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
+
     # Files that only the rows need are removed after a success.
     specs.keeps_streams = any(values[name] for name in given.keys() & {"redirects", "tee"})
     shows_one_rank = shown is not None and len(shown) == 1
@@ -280,6 +281,7 @@ def _static(
     address = _master(values, given, endpoint)
     if address:
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
+
     if values["node_rank"] != 0:
         log.warning("%s is ignored: the node rank in a job of one node is 0", given.get("node_rank", "node_rank"))
     # Jobs on one machine must not meet under the default id.

@@ -75,7 +75,9 @@ def progress_screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib
         for handler in handlers:
             handler.setStream(above)
             until_end.callback(handler.setStream, terminal)
+
         until_end.enter_context(contextlib.redirect_stderr(above))
+
         # A pipe or a file gets the output unchanged.
         if output is not None and output.isatty():
             until_end.enter_context(contextlib.redirect_stdout(above))

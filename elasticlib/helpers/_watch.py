@@ -170,6 +170,7 @@ def _look(helper: Helper) -> HelperLook | None:
         return None
 
     owes = helper.questions != helper.answered
+
     # Only a helper that owes an answer can count as silent.
     turns = _turns(pid, facts) if owes else 0
 
@@ -178,6 +179,7 @@ def _look(helper: Helper) -> HelperLook | None:
         return None
 
     state = facts[0].decode()
+
     # A stopped helper cannot answer before it is woken.
     if state != STOPPED and not owes:
         helper.request_answer()

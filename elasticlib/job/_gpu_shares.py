@@ -126,14 +126,18 @@ def _choose_free(
     workers: int | str, seen: tuple[str, ...], owners: Mapping[str, str], names: Mapping[str, str]
 ) -> tuple[str, ...]:
     taken = _taken(seen, owners, names)
+
     # No other job has one of them.
     if not taken:
         return seen
+
     free = tuple(gpu for gpu in seen if gpu not in taken)
+
     # A word such as gpu starts as many workers as GPUs are free, so one is enough.
     needed = workers if isinstance(workers, int) else 1
     if len(free) < needed:
         raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", taken))
+
     return free
 
 

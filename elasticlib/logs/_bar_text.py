@@ -147,6 +147,7 @@ class BarAssembler:
             return self._plain.finish()
 
         current = self._rows[self._at]
+
         # An escape sequence that was never completed is text.
         current.open += self._incomplete.removesuffix(b"\r")
         is_rewritten = self._incomplete == b"\r"

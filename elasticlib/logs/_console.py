@@ -126,6 +126,7 @@ class LineFilter:
         self.broken: OSError | None = None
         """Error of the file; None while it works."""
         self._path = path
+
         # Set first, because `__del__` runs even if the file cannot be opened.
         self._fd = -1
         self._words = [word.encode("utf-8", "surrogateescape") for word in words]

@@ -77,12 +77,15 @@ class LineAssembler:
         """Return the present state of rewritten text as a line, if it is due and was not shown yet."""
         if self.due is None or now < self.due:
             return b""
+
         self.due = None
         state = self._rewritten_state()
         was_shown = state == self._shown
+
         # A bar that clears itself leaves blanks, which are no state to show.
         if was_shown or not state.strip():
             return b""
+
         self._shown = state
         return self._line(state)
 

@@ -45,10 +45,12 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
         afterwards.callback(os.close, file)
         former = os.dup(number)
         afterwards.callback(os.close, former)
+
         # Text that C or Python holds back by now belongs to the former stream.
         _flush(std)
         os.dup2(file, number)
         afterwards.callback(os.dup2, former, number)
+
         # It runs before the stream comes back: text of the block belongs to the file.
         afterwards.callback(_flush, std)
         yield

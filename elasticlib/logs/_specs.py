@@ -185,6 +185,7 @@ class DefaultLogsSpecs(LogsSpecs):
             current_folder()
 
         there = absolute_path_without_parents(self._root_log_dir)
+
         # The nearest thing that exists decides, even a broken link: no folder can take its place.
         while not os.path.lexists(there):
             there = os.path.dirname(there)

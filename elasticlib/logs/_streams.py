@@ -110,12 +110,14 @@ class LogRounds:
         former = self._temporary_folder()
         dest = destinations_of(self.specs.reify(envs))
         folder = self._temporary_folder()
+
         # Other specifications have no temporary folder: both names are "" then.
         if folder != former:
             self._folders.append(folder)
         for rank, env in envs.items():
             # A specification may have set the variable in these environments itself.
             env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
+
         return dest
 
     def make_ready(self, run_id: str) -> None:
@@ -218,6 +220,7 @@ def follow_streams(
     if console is not None and followed:
         console.begin(tee.catch_up, tee.wake)
     has_prefix = any(map(prefixes.get, dest.tee_stdouts))
+
     # Nothing is written between the bytes of a single worker, so they need not be whole lines.
     is_alone = len(followed) == 1 and not has_prefix
     seen: set[str] = set()

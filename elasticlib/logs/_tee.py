@@ -393,6 +393,7 @@ class _Copier:
         for std, lines in turn.lines.items():
             self._sinks.write(std, b"".join(lines))
         self._note_shown(caught_up)
+
         # After the write, since the end of a stream means for its callers that the console has it.
         for stream in turn.ended:
             self._let_go(stream)
@@ -566,6 +567,7 @@ class _Watches:
         notices = self._inotify.written()
         were_lost = -1 in notices
         found = set()
+
         # Where the kernel has dropped notices, each of the files may have been written.
         for watch in list(self._watched) if were_lost else notices:
             stream = self._watched.pop(watch, None)

@@ -56,6 +56,7 @@ class _Target:
         self._lock = threading.Lock()
         self.bytes = None if is_stdout_replaced() else console_sink(sys.stdout)
         """Sink for unchanged bytes; None if ``sys.stdout`` was replaced, and takes text."""
+
         # A block may end within a character, whose rest comes with the next one.
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
@@ -69,6 +70,7 @@ class _Target:
         self._displays = getattr(ipython_shell(), "display_pub", None)
         self._displays_left = _MOST_DISPLAYED
         self._keep_cell_of(self._displays)
+
         # Random, because a front end replaces every display of a name, also those of other calls.
         self.name = f"elasticlib-{secrets.token_hex(8)}"
         """Prefix of the names of its displays."""
@@ -258,6 +260,7 @@ class CallersStream:
 
         target.left -= len(text)
         target.is_within_line = not text.endswith("\n") if text else target.is_within_line
+
         # No display will follow with the last lines, so the cell names the files where it stops.
         if target.tail is not None and not target.bars.can_change:
             text += "\n" * target.is_within_line + f"[... the rest is in {self.files()}]\n"

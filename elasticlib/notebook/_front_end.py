@@ -62,14 +62,17 @@ def cell_label(file: str) -> str:
 def is_stdout_replaced() -> bool:
     """Return True if ``sys.stdout`` differs from the file to which child processes write."""
     stream = sys.stdout
+
     # A kernel's stream sends messages, even if it has a descriptor.
     if stream is None or in_kernel():
         return stream is not None
+
     try:
         here, theirs = os.fstat(stream.fileno()), os.fstat(1)
     except (AttributeError, OSError, ValueError):
         # A stream without a descriptor.
         return True
+
     return (here.st_dev, here.st_ino) != (theirs.st_dev, theirs.st_ino)
 
 

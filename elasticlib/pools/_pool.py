@@ -53,6 +53,7 @@ class Pool:
         self._busy = threading.Lock()
         self._caller: threading.Thread | None = None
         """Thread whose call it serves; None while idle."""
+
         # An interrupt must not leave workers without an object that ends them.
         with DeferredSignals():
             self._workers = start(config, group)
@@ -110,6 +111,7 @@ class Pool:
                     raise workers.error(title_of(function), [*answers, *late], died)
 
             values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
+
             # Each replacement of the workers counts as a round.
             return Results(values, dict.fromkeys(values, Place(0, host_name(), self._starts - 1, 0)))
 

@@ -425,6 +425,7 @@ def _call_error(
     have ended. *item* is the index in a `Pool.map`.
     """
     pids = _pids(job)
+
     # A report of the worker itself replaces what its exit shows.
     failures = dict(died)
     causes: dict[int, BaseException | None] = {}
@@ -579,6 +580,7 @@ class Channels:
         readable = [channels[each] for each in ready & channels.keys()]
         if readable:
             return readable, None
+
         # All workers end with the job, whatever their own handles show by now.
         if self._ended in ready:
             return [], [*self.owing]

@@ -175,6 +175,7 @@ def _modules_beside_torch(text: Text, others: Collection[str]) -> list[str]:
     if uses_compiler:
         # A compiled model needs torch._dynamo too, which traces it.
         found = [OPTIMIZER, COMPILER]
+
     if KERNELS in others:
         found.append(KERNELS)
     return found

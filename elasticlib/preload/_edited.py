@@ -53,6 +53,7 @@ class Edits:
         with self._lock:
             # A copy, because another thread may import meanwhile.
             edited = [name for name, module in list(sys.modules.items()) if self._is_edited(name, module)]
+
         if edited:
             _log.warning(
                 "%s changed on disk since this program imported %s: the workers import the present file, "

@@ -79,6 +79,7 @@ class ImportWatch:
     def heard(self, stacks: str) -> None:
         """Add the worker's place; an empty text, or one in brackets, does not show it."""
         due, self._awaited = self._awaited, None
+
         # The question was asked before the workers were stopped or started again.
         if due is None:
             return

@@ -181,10 +181,13 @@ class Reads:
             # A message without the key is from another version of elasticlib, in another
             # interpreter.
             return None
+
         names = frozenset(message["names"])
+
         # A module that the user has named may have read any variable.
         if message["named"]:
             return cls(names, ("*",), NOISE | OF_WORKERS)
+
         libraries = (*LIBRARIES, *(INTEL_OPENMP if message["intel_openmp"] else ())) if preload else ()
         return cls(names, (*INTERPRETER, *libraries))
 

@@ -64,6 +64,7 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
     import tempfile
 
     failure: OSError | None = None
+
     # None stands for TMPDIR, whose path may be too long for a socket.
     for parent in (None, "/tmp", _SHARED_MEMORY):
         try:

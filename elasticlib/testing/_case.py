@@ -223,6 +223,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     size: Any = case.world_size
     where = f"world_size of {case.id()}"
     _asked.sizes(where, size)
+
     # NCCL needs GPUs: without enough of them the test is skipped, not moved to CPUs.
     says_device = "device" in options or "nccl" in options.get("backend", "")
     if not says_device:
@@ -231,6 +232,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     why = missing_gpus(f"world_size={size}", size) if wanted.device == "cuda" else ""
     if why:
         raise unittest.SkipTest(why)
+
     return wanted
 
 

@@ -201,6 +201,7 @@ class TimerServer(abc.ABC):
         for timers in self.get_expired_timers(math.inf).values():
             running += timers
         wait = poll_timeout(running, wall_time(), self._max_interval)
+
         # At least one, or the queue would not wait for the first.
         requests = self._request_queue.get(max(1, self._request_queue.size()), wait)
         valid = [request for request in requests if is_deadline(getattr(request, "expiration_time", None))]
@@ -233,6 +234,7 @@ def is_running(pid: int) -> bool:
     """
     if pid <= 0:
         return False
+
     try:
         os.kill(pid, 0)
     # The process belongs to another user.
@@ -240,6 +242,7 @@ def is_running(pid: int) -> bool:
         return True
     except (OSError, OverflowError):
         return False
+
     return True
 
 
@@ -282,6 +285,7 @@ class ProcessTimers(Generic[R]):
         # 0 and below are groups and 1 is init: these are never signalled.
         if pid in self._handles or pid <= 1:
             return
+
         try:
             # The program's own files may fill its soft limit.
             with room_for_descriptors(1):

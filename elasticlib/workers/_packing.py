@@ -113,6 +113,7 @@ _Sent: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 def _pickled(sent: _Sent, script: _main_script.ImportableMain | None) -> _Parcel:
     """Pickle the call *sent* behind all definitions that it needs."""
     try_to_send = _Tries()
+
     # First to nowhere, because the definitions must stand before the call that needs them.
     alone = CallPickler(Counter(), apart=True, main=script)
     alone.dump(sent[0])

@@ -336,10 +336,12 @@ class StartAttempts:
             return _plan.without_preload(job)
 
         self._lost += 1
+
         # A spawner of an earlier round may have died since, which this start has not caused.
         is_helper_lost = was_started or isinstance(error, HelperLostError)
         if not is_helper_lost or self._lost > _MOST_LOST:
             return None
+
         self._sink(records.HelperLost(str(error)))
         return job
 

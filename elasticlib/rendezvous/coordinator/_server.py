@@ -386,6 +386,7 @@ class Server:
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         status = f"{status}; {self.hint}" if status and self.hint else status
         read = self.logic.read(self.state) if self._looks.interval else None
+
         # Above all counts of the epochs before.
         count = (self._epoch << messages.EPOCH_BITS) + self._looks.count(rules.heartbeat)
         heartbeat = messages.CoordinatorHeartbeat(self.nonce, count, status, waiting, self._over, read)

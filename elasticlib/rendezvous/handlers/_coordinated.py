@@ -125,6 +125,7 @@ class CoordinatedHandler(RendezvousHandler):
         with self._seeking:
             while True:
                 self._open()
+
                 # No worker here uses the last round's store any more.
                 self._stores.clear()
                 assignment = self._node.next_assignment()
@@ -390,6 +391,7 @@ class _HandlerNode:
             self.notes.changed.notify_all()
 
         os.eventfd_write(self._wake, 1)
+
         # Before the membership is closed: the thread still reads from it.
         if self._listener is not None:
             self._listener.join()

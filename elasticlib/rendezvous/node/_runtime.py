@@ -77,6 +77,7 @@ class NodeRuntime:
             self._role = LeaderRole(job, self._backend, clock)
         else:
             self._role = StoreRole(job, self._backend, clock, document)
+
         if endpoint is not None:
             self._backend.listening = endpoint
 
@@ -146,6 +147,7 @@ class NodeRuntime:
         if not self._witnessed:
             # A launcher that has died, or left, waits for no other job.
             self._role.stay()
+
         self._backend.close()
 
     def _offer(self) -> BoundNodeInfo | FixedNodeInfo:

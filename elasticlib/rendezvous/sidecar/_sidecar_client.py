@@ -244,6 +244,7 @@ class SidecarClient:
 
         why = f"the {self._process.label()} of this node ended unexpectedly{FROM_OUTSIDE}"
         notices.append(self._cut_off(why))
+
         # After the job's end there is nothing to ask for.
         if self.final is None and self._succession.may_continue():
             _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)

@@ -108,12 +108,14 @@ class SidecarProcess:
             return None
 
         message, descriptors = received
+
         # A forked process sends its number before it knows its job.
         is_birth = message["op"] == "born"
         self.contact.hear(self._clock(), begins=not is_birth)
         if is_birth:
             # The host of this program's sidecars forked it: this message is the first sign of it.
             self.child = Process.sent(message["pid"], descriptors)
+
         return received
 
     def label(self) -> str:

@@ -1,6 +1,6 @@
 """
-A job over keys that its nodes share. Each node may take over the coordination: the election of
-the coordinator, its log of state, and the exchange.
+A job over keys that its nodes share: the election of the coordinator, its log of state, and the
+exchange. Any node may become the coordinator.
 
     <prefix>/job_<run id>/leader   the coordinator's name; ends with its holder's lease
                           state    the coordinator's state

@@ -77,6 +77,7 @@ class _Reporter:
         self._begin = 0
         """Start of the period to report, in nanoseconds of the wall clock."""
         self._rouse = _thread.allocate_lock()
+
         # Taken from the start: the thread waits for it, and a release wakes the thread.
         self._rouse.acquire()
 

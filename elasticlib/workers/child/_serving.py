@@ -169,6 +169,7 @@ def _wrap_create(module: Any, launchers_port: int, *, is_hosted: bool, speaks: b
             start_thread(
                 threading.Thread(target=_warn_of_silence, args=(hostname, port, came), name=WATCH_NAME, daemon=True)
             )
+
         try:
             return create(hostname, port, *args, **kwargs)
         finally:

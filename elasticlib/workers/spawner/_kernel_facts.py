@@ -204,8 +204,10 @@ def _is_written(pid: int, descriptor: str) -> bool:
             value = _value_of(b"flags:", file)
     except OSError:
         return False
+
     flags = int(value or b"0", 8)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return False
+
     # Logs are only appended to, and a file that is open as a path alone cannot be written.
     return not flags & (os.O_APPEND | os.O_PATH)

@@ -171,6 +171,7 @@ class V3Keys(Keys):
         keeper = self._keeper
         with keeper.lock:
             now = monotonic()
+
             # A renewal is one more request: after a third of the lease's life it is early enough.
             is_fresh = keeper.lease != 0 and now - keeper.renewed <= keeper.seconds / 3
             if is_fresh:

@@ -136,6 +136,7 @@ def _explained(op: str, left: object, right: object) -> str | None:
             lines = shorten(lines, SimpleNamespace(config=_config)) if shorten is not None else lines
             # As in pytest: ~ marks a continued line, and the text is formatted with %.
             return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%")
+
     return None
 
 

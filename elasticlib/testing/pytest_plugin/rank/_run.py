@@ -82,6 +82,7 @@ def _surrounded(
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.filters[:] = list(call.filters)  # type: ignore[index]
+
         # Drops Python's cached verdicts on warnings; the name of the call depends on the version.
         getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", lambda: None))()
         stack.enter_context(_torch_modes.as_there(call.modes))
