@@ -60,7 +60,8 @@ class Follower:
         try:
             index = 0
             while True:
-                files, is_last = self._files(), self._done()
+                # Asked first: a file may be added, and the job end, between the two questions.
+                is_last, files = self._done(), self._files()
                 if index < len(files):
                     yield from self._lines_of(files[index], index, notice)
                     index += 1

@@ -233,14 +233,20 @@ class Tee:
         self._copier.hand_over(stream)
 
     def _start(self) -> threading.Thread:
-        copier = self._copier = _Copier(self._sinks, self._gather, self._look, self._notify)
+        copier = _Copier(self._sinks, self._gather, self._look, self._notify)
         thread = threading.Thread(
             target=self._run,
             args=(copier,),
             name="elasticlib-tee",
             daemon=True,
         )
-        return start_thread(thread)
+        self._copier = copier
+        try:
+            return start_thread(thread)
+        except BaseException:
+            # Only the thread would close its descriptors.
+            copier.close()
+            raise
 
     def _run(self, copier: _Copier) -> None:
         # A signal must interrupt the main thread's wait, so the kernel must not deliver it here.
@@ -325,7 +331,6 @@ class _Copier:
                 os.eventfd_read(self._wake)
             else:
                 self._ready |= self._watches.written()
-
         self._take_from_queue()
         without_notice = [stream for stream in self._streams if stream.polled or stream.flows]
         self._ready.update(without_notice)

@@ -34,6 +34,8 @@ from elasticlib.processes._refusals import FEW_DESCRIPTORS, FEW_PROCESSES
 from elasticlib.processes._wire import Channel, wait_readable
 
 _PYDEVD = "_pydev_bundle.pydev_monkey"
+_START_LIMIT = 60.0
+"""Seconds in which another interpreter must have imported elasticlib; a slow file system may take some."""
 CHANNEL_FD = 3
 """Descriptor of a helper's channel."""
 
@@ -312,7 +314,12 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     command = [python, "-c", BOOT_CODE + "import attrs, cloudpickle, elasticlib.workers.spawner._fork_server"]
     try:
         with unseen_by_debugger():
-            done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
+            done = subprocess.run(
+                command, env=dict(environment), capture_output=True, check=False, timeout=_START_LIMIT
+            )
+    except subprocess.TimeoutExpired as error:
+        why = f"PYTHON_EXEC={python!r} has not imported elasticlib within {_START_LIMIT:g} s"
+        raise EntrypointError(f"{why}: give an interpreter that does") from error
     except OSError as error:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
     return done.returncode == 0

@@ -60,6 +60,11 @@ class _Bell:
         # by then.
         try:
             copy = os.dup(self._descriptor)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+        try:
             _thread.start_new_thread(_ring, (wait, copy))
         except RuntimeError as error:
             os.close(copy)

@@ -265,8 +265,7 @@ class FaultPlan(_Printed):
     @property
     def last(self) -> float:
         """End of the last fault, in seconds from the start of the job."""
-        lasting = (each for each in self if not isinstance(each, (Skew, Stubborn, SetBack)))
-        return max((each.at + getattr(each, "seconds", 0.0) for each in lasting), default=0.0)
+        return max(map(_end_of, self), default=0.0)
 
     def to_json(self) -> str:
         """Return the plan as JSON; `from_json` makes an equal plan from it."""
@@ -302,3 +301,11 @@ def _check_fields(kind: Any, given: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{kind.__name__} has the fields {', '.join(known)}; {', '.join(sorted(needed))} must be given"
         )
+
+
+def _end_of(fault: Fault) -> float:
+    """Return the end of *fault*, in seconds from the start of the job."""
+    at: float = getattr(fault, "at", 0.0)
+    # The seconds of these faults say how far a clock or a state is off, or how long a worker takes to end.
+    lasts = not isinstance(fault, (Skew, Stubborn, SetBack))
+    return at + (getattr(fault, "seconds", 0.0) if lasts else 0.0)

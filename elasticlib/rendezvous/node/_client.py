@@ -236,7 +236,6 @@ class NodeClient:
             self.tell(events.CloseSession())
 
         self._connections.join(_PARTING)
-
         # Bound for a round that never came, or whose ranks went to other nodes.
         if (listener := self._offer.listener()) is not None:
             listener.close()

@@ -222,7 +222,6 @@ class SidecarClient:
         # Before its first answer no worker runs, so that there is nothing to stop.
         if self._process.contact.begun:
             return [self._cut_off("the sidecar of this node does not answer")]
-
         why = f"its sidecar did not start within {self._process.contact.limits.birth:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []

@@ -453,7 +453,6 @@ class LiveWorkers:
     def _forget(self, worker: WorkerProcess) -> None:
         self._stacks.end(worker.local_rank)
         worker.close()
-
         # A worker may be killed in the middle of its report.
         self.notices.report_of(worker.pid)
         del self._live[worker.local_rank]

@@ -89,6 +89,18 @@ def test_before_there_is_a_file_it_waits_for_one(files: Files) -> None:
     writer.join()
 
 
+def test_a_file_that_is_added_just_before_the_end_is_read(tmp_path: Path) -> None:
+    last = tmp_path / "last.log"
+    last.write_text("last line\n")
+    files: list[str] = []
+
+    def ends_with_another_file() -> bool:
+        files[:] = [str(last)]
+        return True
+
+    assert ["last line"] == list(Follower(lambda: [*files], ends_with_another_file).lines())
+
+
 def test_no_file_at_all_has_no_lines(files: Files) -> None:
     files.end()
 

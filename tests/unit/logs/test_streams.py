@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.errors import ConfigError, LogDirError, StartError
+from elasticlib.logs import _tee
 from elasticlib.logs._layout import destinations_of
 from elasticlib.logs._streams import Duplicates, LogRounds, follow_streams, prepare_streams
 from elasticlib.logs._tee import Tee
@@ -181,3 +183,18 @@ def test_destinations_without_newer_fields_or_with_paths_are_read() -> None:
 
 def test_our_own_destinations_stay_as_they_are(dest: LogsDest) -> None:
     assert dest == destinations_of(dest)
+
+
+def test_a_tee_whose_thread_cannot_start_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stdout.log").touch()
+
+    def refuse(_: threading.Thread) -> threading.Thread:
+        raise StartError("no thread can be started")
+
+    monkeypatch.setattr(_tee, "start_thread", refuse)
+    tee, before = _tee.Tee(lambda _: None, lambda _: None), os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with pytest.raises(StartError, match="no thread"):
+            tee.follow(str(tmp_path / "stdout.log"), b"", Std.OUT)
+
+    assert before == os.listdir("/proc/self/fd")

@@ -13,7 +13,7 @@ from hypothesis import given
 
 import elasticlib.testing
 from elasticlib.errors import ConfigError
-from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, Tamper
+from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, SetBack, Skew, Tamper
 from tests.sim.simulator import strategies
 
 
@@ -42,6 +42,7 @@ def test_defaults_are_not_printed() -> None:
 
 def test_a_plan_is_over_when_its_last_fault_is() -> None:
     assert 23.0 == FaultPlan([Cut(1, at=3.0, seconds=20.0), Kill(0, at=9.0)]).last
+    assert 30.0 == FaultPlan([SetBack(at=30.0, seconds=5.0), Skew(0, seconds=100.0)]).last
 
 
 @pytest.mark.parametrize("at", [-1.0, float("nan"), float("inf"), "soon", None, True])

@@ -13,7 +13,7 @@ import pytest
 from elasticlib import records
 from elasticlib.errors import EntrypointError, StartError
 from elasticlib.preload import _key
-from elasticlib.processes import Caller
+from elasticlib.processes import Caller, _programs
 from elasticlib.processes._programs import Process, importable_by
 from elasticlib.processes._wire import Channel
 from elasticlib.workers import _fork_servers
@@ -410,6 +410,16 @@ def test_torch_is_not_looked_for(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run: No such file"):
         importable_by("/no/such/python", {})
+
+
+def test_an_interpreter_that_hangs_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(_programs, "_START_LIMIT", 0.05)
+
+    with pytest.raises(EntrypointError, match="python' has not imported elasticlib within 0"):
+        importable_by(str(hangs), dict(os.environ))
 
 
 @pytest.mark.slow
