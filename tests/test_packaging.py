@@ -67,7 +67,7 @@ def test_every_folder_of_sources_is_a_package() -> None:
 
 
 def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
-    assert {"py.typed", "docs/*.md", "docs/*.svg"} == listed("options.package_data", "elasticlib") - {""}
+    assert {"py.typed", "docs/*.md", "docs/*.png", "docs/*.svg"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
     guides = "fork_server frameworks many_nodes migration names notebooks testing troubleshooting"
     pages = f"architecture configuration contributing figures index reference {guides}"

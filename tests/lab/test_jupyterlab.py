@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import screenshot
 from tests.lab._lab import ROOT, Notebook, lab, missing
 from tests.waiting import wait_until
 
@@ -165,3 +166,12 @@ def test_the_stop_button_ends_a_cell_and_all_of_its_job(notebook: Notebook) -> N
     assert 1 == cell.text().count("Traceback")
     assert [f"later {number}" for number in range(3)] == [each.text() for each in later]
     assert "it works" == again.text()
+
+
+def test_the_picture_of_the_readme_shows_this_cell(notebook: Notebook) -> None:
+    cell = notebook.run(screenshot.CELL)
+
+    shown = cell.text()
+    for rank in range(4):
+        assert re.search(rf"^\[{rank}\] training: 100%.* 60/60 .*loss=0\.145\]$", shown, re.MULTILINE)
+        assert re.search(rf"^{rank}\s+5\.9", shown, re.MULTILINE)
