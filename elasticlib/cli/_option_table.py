@@ -146,7 +146,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--start-method",
             f"{', '.join(START_METHODS)}; forkserver forks the workers "
-            "from a process that has imported the --preload modules",
+            "from a process that has already imported torch (see preload)",
             "forkserver",
             metavar="METHOD",
         ),
