@@ -208,7 +208,7 @@ class Pool:
             self._watch_over(self._workers)
         # The thread that closes the pool waits for this one, and then ends the new workers.
         if self._is_closed:
-            raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
+            raise PoolError("the call did not run: the pool was closed while its workers were replaced for that call")
 
     # The end of the pool.
 

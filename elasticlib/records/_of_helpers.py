@@ -68,6 +68,6 @@ class SpawnerKilled(Record, level=logging.ERROR):
 
     def __str__(self) -> str:
         return (
-            f"the process that stops the workers does not answer, {self.seconds:g} s after they should have "
-            "been gone: it and all workers were killed (was the process stopped, or paused by a debugger?)"
+            f"the process that ends the workers does not answer, {self.seconds:g} s after the workers should "
+            "have been gone: that process and all workers were killed (was it suspended, or paused by a debugger?)"
         )

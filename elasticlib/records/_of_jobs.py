@@ -125,7 +125,7 @@ class StopRepeated(Record, level=logging.INFO):
     """Seconds until SIGKILL."""
 
     def __str__(self) -> str:
-        return f"{self.why} came while the workers are being stopped: their time limit stays ({self.left:.1f} s)"
+        return f"{self.why} came while the workers were being stopped: they still have {self.left:.1f} s to end"
 
 
 @frozen

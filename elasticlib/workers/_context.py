@@ -160,7 +160,7 @@ class PContext(abc.ABC):
         with self._lock:
             if self._started or self._over:
                 done = "started" if self._started else "closed"
-                raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
+                raise ConfigError(f"the processes of {self.name!r} were {done} already: call start_processes again")
 
             handled = _signals.parse_signals(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(handled, self._doing)

@@ -80,7 +80,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             StopRepeated("signal 15", 12.34),
-            "signal 15 came while the workers are being stopped: their time limit stays (12.3 s)",
+            "signal 15 came while the workers were being stopped: they still have 12.3 s to end",
         ),
         (
             WorkerStuck(3, 1001, 2, 2.04),

@@ -310,7 +310,7 @@ class C10dBackend:
         inner = _way_to(listener, addresses)
         facts = {SERVER: self._identity, SERVES: self.job.run_id}
         start = partial(_start_server, inner.host, self.port, listener, facts)
-        why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
+        why = f"a name server of this machine does not answer: set RES_OPTIONS={QUIET_LOOKUPS} to wait less for it"
         silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
         self.server = Limited[Any]().run(start, START, silence)
         self._inner = inner

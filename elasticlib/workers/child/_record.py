@@ -139,7 +139,7 @@ class ErrorHandler:
     def _replace(self, content: dict[str, Any]) -> None:
         path = self._get_error_file_path()
         if not path:
-            logger.info("no error file is named for this process, so its child's error is not passed on")
+            logger.info("this process has no error file, so the error of its child process is not reported")
         elif os.path.isfile(path):
             with open(path, encoding="utf-8", errors="replace") as file:
                 logger.warning("%s already exists and will be replaced; it contains: %s", path, file.read())

@@ -224,7 +224,7 @@ def test_a_scheduler_that_repeats_its_signal_costs_no_checkpoint(repeated: signa
     status, _ = job.end()
 
     assert 1 == status
-    assert "their time limit stays" in seen
+    assert "they still have" in seen
     assert ["saved0", "saved1"] == job.made("saved*")
 
 
