@@ -229,8 +229,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     if not says_device:
         options["device"] = "cuda" if gpus() >= size else "cpu"
     wanted = _checked(where, options, size)
-    why = missing_gpus(f"world_size={size}", size) if wanted.device == "cuda" else ""
-    if why:
+    if why := missing_gpus(wanted, "world_size"):
         raise unittest.SkipTest(why)
 
     return wanted

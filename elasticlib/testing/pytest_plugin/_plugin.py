@@ -28,7 +28,7 @@ from elasticlib.testing.ranks import _asked, _cases, _rank_session
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
-from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
+from elasticlib.testing.ranks._gpu_count import missing_gpus
 from elasticlib.testing.ranks._rank_call import MADE, RankCall, Style
 from elasticlib.testing.ranks._refusal import CannotTravelError
 from elasticlib.testing.ranks._test_report import TestReport
@@ -70,7 +70,7 @@ class Plugin:
             try:
                 wanted = _markers.wanted_by(item) if case is None else _case.wanted_by(case(item.name), self.limit)
                 # Without enough GPUs the test is skipped in its setup, and needs no ranks.
-                if wanted.device == "cpu" or gpus() >= wanted.nproc:
+                if not missing_gpus(wanted):
                     with _capturing(self._config, item):
                         self.ranks.warm(wanted, self._modules(item))
             except KeyboardInterrupt:
@@ -369,8 +369,7 @@ def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
 
 
 def _skip_without_gpus(wanted: RankOptions) -> None:
-    why = missing_gpus(f"nproc={wanted.nproc}", wanted.nproc) if wanted.device == "cuda" else ""
-    if why:
+    if why := missing_gpus(wanted):
         pytest.skip(why)
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 
 from elasticlib.errors import ElasticError
+from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.workers import workers_per_node
 
 
-def missing_gpus(given: str, nproc: int) -> str:
-    """Return why a test with *nproc* GPU ranks, as *given* by an option, must be skipped; "" if it runs."""
-    present = gpus()
-    return "" if present >= nproc else f"{given} needs one GPU for each rank, but this machine has {present or 'none'}"
+def missing_gpus(wanted: RankOptions, option: str = "nproc") -> str:
+    """Return why a test must be skipped, "" if it can run; *option* names its number of ranks."""
+    if wanted.device == "cpu" or gpus() >= wanted.nproc:
+        return ""
+    return f"{option}={wanted.nproc} needs one GPU for each rank, but this machine has {gpus() or 'none'}"
 
 
 @functools.cache
