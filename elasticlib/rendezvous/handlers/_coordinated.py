@@ -356,14 +356,18 @@ class _HandlerNode:
         notes = self.notes
         with notes.changed:
             while True:
+                wait_for_change(notes.changed, self._has_news, None)
                 if notes.assignment is not None:
                     return notes.assignment
                 self.check_open()
                 notes.check()
-                if notes.ended:  # cut off meanwhile: the others may have removed this node from the round
-                    notes.ended = False
-                    member.join(1, ROLE)
-                notes.changed.wait()
+                # Cut off meanwhile: the others may have removed this node from the round.
+                notes.ended = False
+                member.join(1, ROLE)
+
+    def _has_news(self) -> bool:
+        """Return True if a wait for ranks is over, or must ask for them again."""
+        return self.notes.assignment is not None or self.notes.ended or self.notes.is_over or self._closing
 
     def listener(self, assignment: RankAssignment) -> socket.socket | None:
         """Return the bound socket for the round's store if this node serves it; None on other nodes."""
