@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from elasticlib import _rules, events, metrics, records
+from elasticlib._clock import wall_time
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import check_health_check_server
+from elasticlib.engines import reachable, with_all_nodes
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
@@ -166,7 +168,7 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
 
-            self._config = config = as_launch_config(config)
+            self._config = config = _with_all_nodes(as_launch_config(config))
             self._follows_callers = follows_callers
             self._choose_output(is_started)
             self._metric_handler = _check(config, self._logs)
@@ -336,6 +338,16 @@ def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[in
         with contextlib.suppress(ConfigError):
             files = job.files(shown[0])
     return files[0] if len(files) == 1 else logs.root_log_dir
+
+
+def _with_all_nodes(config: LaunchConfig) -> LaunchConfig:
+    """Return *config* with numbers for ``min_nodes="all"``; log the values that the engine has filled in."""
+    config, filled = with_all_nodes(config, os.environ, now=wall_time(), reachable=reachable)
+    for warning in filled.warnings:
+        _log.warning(warning)
+    if filled.notice:
+        _log.info(filled.notice)
+    return config
 
 
 def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:

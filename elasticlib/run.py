@@ -37,6 +37,8 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
 def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Run the launch that a namespace of `parse_args` describes. Raises what `elastic_launch` raises."""
     request = request_of(args, environ, sys.stderr)
+    if request.notice and sys.stderr is not None:
+        sys.stderr.write(f"{PROG}: {request.notice}\n")
 
     # Imported late, so that help and errors of usage appear sooner.
     from elasticlib.launch import elastic_launch

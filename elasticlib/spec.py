@@ -45,6 +45,8 @@ WAITS = ("quiet", "min", "max")
 RAISES = ("both", "ChildFailedError")
 MAINS = ("import", "value")
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
+ALL_NODES = "all"
+"""Value of `min_nodes`: all nodes on which an engine, such as Slurm, has started this program."""
 
 
 class Std(enum.IntFlag):
@@ -198,6 +200,14 @@ def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
     return value
 
 
+def _check_range(least: Any, most: int) -> None:
+    if least == ALL_NODES:
+        if most != 1:
+            raise SpecError(f"max_nodes={most} cannot be combined with min_nodes='all', which sets both: leave it out")
+    elif most < least:
+        raise SpecError(f"max_nodes={most} is below min_nodes={least}: raise max_nodes")
+
+
 def _default_max_restarts() -> int:
     """Return torch's default, but 0 in a notebook: a bug in a cell would make each attempt fail again."""
     return DEFAULT_MAX_RESTARTS if ipython_shell() is None else 0
@@ -217,8 +227,9 @@ class LaunchConfig(DataclassView):
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule, before anything is started.
     """
 
-    min_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
-    """Minimum number of nodes of the job."""
+    min_nodes: int | Literal["all"] = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
+    """Minimum number of nodes of the job. ``all``: the engine that started this program on each node, such as ``srun``,
+    gives the number, and the endpoint and the id if they are not set. Without an engine the job has one node."""
     max_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
     """Maximum number of nodes of the job; further nodes are spares."""
     nproc_per_node: int | str = field(metadata=NOT_FOR_POOLS, default="auto", converter=_rules.number, validator=_nproc)
@@ -341,14 +352,13 @@ class LaunchConfig(DataclassView):
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
         _rules.whole(1)(self, attribute, value)
-        if value < self.min_nodes:
-            raise SpecError(f"max_nodes={value} is below min_nodes={self.min_nodes}: raise max_nodes")
+        _check_range(self.min_nodes, value)
 
     @min_nodes.validator
-    def _not_above_max(self, attribute: Attribute[Any], value: int) -> None:
-        _rules.whole(1)(self, attribute, value)
-        if value > getattr(self, "max_nodes", value):
-            raise SpecError(f"max_nodes={self.max_nodes} is below min_nodes={value}: raise max_nodes")
+    def _not_above_max(self, attribute: Attribute[Any], value: Any) -> None:
+        if value != ALL_NODES:
+            _rules.whole(1)(self, attribute, value)
+        _check_range(value, getattr(self, "max_nodes", 1))
 
     @no_python.validator
     @module.validator

@@ -32,6 +32,7 @@ LAYERS = [
     "_rules",
     "spec",
     "_torch_config",
+    "engines",
     "state",
     "records",
     "helpers",
@@ -85,6 +86,9 @@ LAYERS = [
 """From the ground up: a module imports from its own layer and from those before it."""
 
 PURE = [
+    "engines/_placement.py",
+    "engines/_filling.py",
+    "engines/_host_list.py",
     "workers/child/_start_spec.py",
     "_wording.py",
     "stacks/_frames.py",

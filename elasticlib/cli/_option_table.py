@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from elasticlib.engines import ENGINES
 from elasticlib.errors import ConfigError, NodesError
 from elasticlib.rendezvous import RDZV_CONF_KEYS, RdzvConfKey, parse_conf
 from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
@@ -291,6 +292,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             int,
             metavar="PORT",
             unset="29500; a free port for a job of one node",
+        ),
+        Option(
+            "--engine",
+            f"program that placed this node and gives the values of --nnodes, --rdzv-endpoint and --rdzv-id that are "
+            f"not given: {', '.join(ENGINES)}",
+            "auto",
+            metavar="NAME",
         ),
         Option("--standalone", "private rendezvous on this machine; overrides the options above", "0", _flag),
     ),

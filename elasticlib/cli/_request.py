@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
+from elasticlib.engines import Filling, engine_context, filling, is_shared_step, reachable
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
@@ -47,6 +49,8 @@ class Request:
     """{name of a value: option or variable that gave it}."""
     progress: bool = False
     """True if the terminal must show the ranks' progress."""
+    notice: str = ""
+    """One line for the console: the options that an engine has filled in."""
 
 
 def request_of(
@@ -66,12 +70,32 @@ def request_of(
             values["progress"] = False
 
     try:
+        filled = _fill_in(values, given, environ)
+        values, given = {**values, **filled.values}, {**dict.fromkeys(filled.values, filled.source), **given}
         config = _config(values, given, environ)
     except ConfigError as e:
         raise by_source(e, given) from e
 
     entrypoint = _entrypoint(args.training_script, values)
-    return Request(config, entrypoint, tuple(args.training_script_args), given, values["progress"])
+    return Request(
+        config, entrypoint, tuple(args.training_script_args), given, values["progress"], notice=filled.notice
+    )
+
+
+def _fill_in(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> Filling:
+    """Return the values that the engine adds, and log its warnings. Raises `ConfigError`."""
+    if values["standalone"]:
+        return Filling()
+    context = engine_context(environ, values["engine"], now=wall_time())
+    if context is None:
+        return Filling()
+
+    # Each value that nobody gave, and only those: an option or variable always wins.
+    filled = filling(context, values, given, reachable)
+    for warning in filled.warnings:
+        log.warning(warning)
+    # One node says it for all of them.
+    return filled if context.node_rank == 0 else evolve(filled, notice="")
 
 
 def _entrypoint(text: str, values: Mapping[str, Any]) -> Entrypoint:
@@ -238,7 +262,7 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Ma
     if values["standalone"]:
         return _standalone(values, given)
 
-    if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES}:
+    if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES} and values["engine"] != "none":
         _warn_of_separate_jobs(environ)
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
@@ -292,18 +316,15 @@ def _static(
 
 
 def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
-    """Warn, in one task, if srun starts this command on several nodes without options for them."""
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-    are_several = nodes.isdecimal() and int(nodes) > 1
-    is_one_each = nodes == environ.get("SLURM_STEP_NUM_TASKS")
-    if are_several and is_one_each and environ.get("SLURM_PROCID") == "0":
-        log.warning(
-            "srun started this command on %s nodes: without --nnodes and --rdzv-endpoint these are %s separate jobs; "
-            "for one job give --nnodes %s --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint HEAD:29400, "
-            'HEAD being $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); '
-            "give --standalone for separate jobs",
-            *(nodes, nodes, nodes),
-        )
+    """Warn, in one task, if srun starts this command on several nodes, and nothing makes them one job."""
+    if not is_shared_step(environ) or "TORCHELASTIC_RUN_ID" in environ:
+        return
+    nodes = environ["SLURM_STEP_NUM_NODES"]
+    log.warning(
+        "srun --pty started this command on %s nodes, which are %s separate jobs: for one job leave --pty out, or give "
+        "--engine slurm; give --standalone for separate jobs",
+        *(nodes, nodes),
+    )
 
 
 def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:

@@ -9,7 +9,6 @@ not an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeAlias
 
 from attrs import frozen
@@ -26,15 +25,6 @@ DEFAULT_RUN_ID = "none"
 
 _LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
 """Default endpoint by backend, for more than one node."""
-
-_SCHEDULERS = (
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
-    ("JOB_COMPLETION_INDEX", ""),
-)
-"""Variables in which schedulers store a task's index and, where they do, the number of tasks."""
 
 
 @frozen
@@ -57,21 +47,6 @@ class PlugIn:
 
 Choice: TypeAlias = Private | PlugIn | NodeJob
 _Warnings: TypeAlias = tuple[str, ...]
-
-
-def scheduler_index(environ: Mapping[str, str]) -> int | None:
-    """
-    Return this node's place as its scheduler numbers it; None without a scheduler, or with one task
-    only.
-    """
-    for place, size in _SCHEDULERS:
-        index = environ.get(place, "")
-        # Where a scheduler leaves no number of tasks, there may be several.
-        tasks = environ.get(size, "") if size else "2"
-        has_both = index.isdecimal() and tasks.isdecimal()
-        if has_both and int(tasks) > 1:
-            return int(index)
-    return None
 
 
 def choose(
@@ -243,7 +218,7 @@ def _private_at_endpoint(config: LaunchConfig, run_id: str, endpoint: str) -> Pr
 
 
 def _check_nobody_looks_for(config: LaunchConfig, endpoint: str) -> None:
-    if config.min_nodes > 1:
+    if config.min_nodes != 1:
         raise ConfigError.of_setting(
             "rdzv_endpoint",
             f"{endpoint!r} is on a free port, where no other node can find it, "
@@ -273,7 +248,7 @@ def _node_rank(config: LaunchConfig, options: _rdzv_options.Options) -> tuple[in
 def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
     is_static = config.rdzv_backend == "static"
     if not config.run_id:
-        needs_others = config.min_nodes > 1 or (is_static and config.max_nodes > 1)
+        needs_others = config.min_nodes != 1 or (is_static and config.max_nodes > 1)
         if needs_others:
             raise ConfigError.of_setting(
                 "run_id", "'': nodes find their job by its id: give the same id on all of them"

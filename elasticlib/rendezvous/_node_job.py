@@ -6,7 +6,7 @@ Rules of this file: data only. `_rdzv_options` computes the numbers, and a backe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, asdict, field, fields_dict, frozen
@@ -47,6 +47,8 @@ class NodeJob(JobOptions):
     """Number of sidecars that this node has lost so far."""
     after: str = ""
     """The reason for which the last of them ended."""
+    hosts: Sequence[str] = ()
+    """Names of the machines on which an engine has started the job's nodes, by `node_rank`; empty if unknown."""
     options: Mapping[str, Any] = Factory(dict)
     """More options of the backend: TLS files, prefixes."""
 
@@ -68,6 +70,7 @@ class NodeJob(JobOptions):
             wait_for=self.wait_for,
             fixed_places=self.backend == "static",
             shared_store=self.backend == "static",
+            hosts=tuple(self.hosts),
         )
 
     def plain(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
+from elasticlib._clock import wall_time
+from elasticlib.engines import engine_context, scheduler_index
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
@@ -35,7 +37,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
         node=node_name(config.local_addr),
         fresh_id=uuid.uuid4().hex,
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
-        index=_choice.scheduler_index(os.environ),
+        index=scheduler_index(os.environ),
     )
     if not isinstance(choice, NodeJob):
         _log_all(warnings)
@@ -46,7 +48,19 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
     if choice.backend in ETCD_BACKENDS and not has_endpoint:
         _find_local_etcd(choice)
     _log_all(warnings)
-    return evolve(choice, work=work, command=command, token=token_of(choice, os.environ))
+    return evolve(
+        choice, work=work, command=command, token=token_of(choice, os.environ), hosts=_hosts_of(choice.run_id)
+    )
+
+
+def _hosts_of(run_id: str) -> tuple[str, ...]:
+    """Return the machines of the engine's job if it gave the id *run_id*; empty for any other job."""
+    try:
+        context = engine_context(os.environ, now=wall_time())
+    except ConfigError:
+        # This job was configured without the engine.
+        return ()
+    return context.hosts if context is not None and context.run_id == run_id else ()
 
 
 def _log_all(warnings: Iterable[str]) -> None:
@@ -96,7 +110,7 @@ def opened_rendezvous(choice: Choice, config: LaunchConfig, requests: Requests) 
                     backend,
                     config.rdzv_endpoint,
                     run_id,
-                    config.min_nodes,
+                    int(config.min_nodes),
                     config.max_nodes,
                     config.local_addr or None,
                     **config.rdzv_configs,

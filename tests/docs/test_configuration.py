@@ -409,8 +409,8 @@ def test_what_it_calls_without_effect_is_known_to_the_code_or_to_torch() -> None
 
 
 def test_beside_standalone_the_options_of_several_nodes_have_no_effect() -> None:
-    """As the page says of that group, but for one."""
-    of_the_group = {row.dest for row in OPTIONS["several nodes"]} - {"local_addr", "standalone"}
+    """As the page says of that group, but for two."""
+    of_the_group = {row.dest for row in OPTIONS["several nodes"]} - {"local_addr", "standalone", "engine"}
 
     assert set(_OF_SEVERAL_NODES) == of_the_group
 

@@ -107,7 +107,7 @@ class Job:
     def says(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
         """Return once its tasks have written *text* so often."""
         wait_until(lambda: self.said.count(text) >= times or self.is_over(), limit, lambda: f"{text!r} in: {self.said}")
-        assert self.said.count(text) >= times, self.said
+        assert self.said.count(text) >= times, f"{self.facts()['JobState']}: {self.said}"
 
     def cancel(self, *options: str) -> None:
         """Call scancel for it."""
@@ -129,18 +129,19 @@ class Job:
 
 
 @contextmanager
-def cluster(nodes: int, cpus: int = 4) -> Iterator[Cluster]:
-    """*nodes* nodes ``m1``, ``m2``, ... that are idle."""
+def cluster(nodes: int, cpus: int = 4, prefix: str = "m") -> Iterator[Cluster]:
+    """*nodes* nodes ``m1``, ``m2``, ... that are idle; with another *prefix* no name server knows them."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eslurm-")))
         *workers, head = stack.enter_context(machines(nodes + 1))
         found = Cluster(head, folder)
-        _configure(found, workers, cpus)
+        names = [host.name.replace("m", prefix, 1) for host in workers]
+        _configure(found, workers, names, cpus)
         _start(stack, found, head, "munged", "--force", "--foreground", *_munge(folder))
         wait_until((folder / "munge/socket").exists, what=lambda: _logs(folder))
         _start(stack, found, head, "slurmctld", "-D")
-        for host in workers:
-            _start(stack, found, host, "slurmd", "-D", "-N", host.name)
+        for host, name in zip(workers, names, strict=True):
+            _start(stack, found, host, "slurmd", "-D", "-N", name)
         wait_until(lambda: _idle(found) == nodes, what=lambda: _logs(folder))
         try:
             yield found
@@ -148,13 +149,16 @@ def cluster(nodes: int, cpus: int = 4) -> Iterator[Cluster]:
             found.run("scancel", "--signal=KILL", "--user=root", check=False)
 
 
-def _configure(found: Cluster, workers: Sequence[Host], cpus: int) -> None:
-    rows = [f"NodeName={host.name} NodeAddr={host.address} CPUs={cpus} RealMemory=1000" for host in workers]
+def _configure(found: Cluster, workers: Sequence[Host], names: Sequence[str], cpus: int) -> None:
+    rows = [
+        f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} CPUs={cpus} RealMemory=1000"
+        for host, name in zip(workers, names, strict=True)
+    ]
     facts = {"head": found.head.name, "head_address": found.head.address, "folder": found.folder}
     (found.folder / "slurm.conf").write_text(_CONF.format(**facts, nodes="\n".join(rows)))
     (found.folder / "state").mkdir()
-    for host in workers:
-        (found.folder / f"spool.{host.name}").mkdir()
+    for name in names:
+        (found.folder / f"spool.{name}").mkdir()
     found.folder.chmod(0o755)
 
 

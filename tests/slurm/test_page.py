@@ -39,13 +39,3 @@ def test_script_of_the_page_trains_on_four_nodes(slurm: Cluster, tmp_path: Path)
     assert "COMPLETED" == job.ends(), job.said
     for node in range(4):
         assert re.search(rf"node {node} of {node} trained with (\d+) of \1 ranks", job.said), job.said
-
-
-def test_srun_without_rendezvous_options_says_that_it_starts_two_jobs(slurm: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "alone.py"
-    script.write_text("import os; print('world', os.environ['WORLD_SIZE'], flush=True)")
-
-    said = slurm.run("srun", "-N2", "--ntasks-per-node=1", "elasticrun", "--nproc-per-node=1", str(script))
-
-    assert 2 == said.count("world 1"), said
-    assert 1 == said.count("these are 2 separate jobs"), said

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from elasticlib.errors import (
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.run import get_args_parser, main, parse_args, run
 from elasticlib.spec import Entrypoint, LaunchConfig, Std
+from tests.unit.engines import recorded
 
 ROWS = [option for rows in OPTIONS.values() for option in rows]
 
@@ -161,6 +162,7 @@ EXAMPLES = {
     "local_ranks_filter": "0",
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "localhost:0",
+    "engine": "none",
     "rdzv_conf": "join_timeout=3",
     "wait_for": "max",
     "node_rank": "0",
@@ -506,6 +508,7 @@ DEFAULTS = {
     "--log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",
     "--virtual-local-rank": "off",
     "--preload": "auto",
+    "--engine": "auto",
 }
 
 
@@ -674,40 +677,91 @@ def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplo
     assert ["no effect with --standalone, which runs on this node only: --rdzv-id, --node-rank"] == caplog.messages
 
 
-STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
+    """Return a function that gives this process an engine's variables."""
+
+    def use(environ: Mapping[str, str]) -> None:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+
+    for name in (*recorded.STEP, *recorded.PTY, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("elasticlib.cli._request.reachable", str)
+    return use
+
+
+FIRST = {**recorded.STEP, "SLURM_NODEID": "0", "SLURM_PROCID": "0"}
+
+
+def test_a_step_of_slurm_needs_no_option(
+    launches: Launches, engine: Callable[[Mapping[str, str]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(FIRST)
+
+    main(["train.py"])
+
+    config = launches.config
+    assert (4, 4, "c10d") == (config.min_nodes, config.max_nodes, config.rdzv_backend)
+    assert ("n1:20001", "1.0.0", True) == (config.rdzv_endpoint, config.run_id, config.rdzv_configs["is_host"])
+    said = capsys.readouterr().err
+    assert 1 == said.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20001, id 1.0.0" in said
+
+
+def test_one_node_of_a_step_says_what_was_filled_in(
+    launches: Launches, engine: Callable[[Mapping[str, str]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(recorded.STEP)
+
+    main(["train.py"])
+
+    assert 4 == launches.config.max_nodes
+    assert "" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("step", "options", "warned"),
+    ("environ", "options"),
     [
-        (STEP, [], True),
-        ({**STEP, "SLURM_PROCID": "1"}, [], False),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, [], False),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, [], False),
-        (STEP, ["--standalone"], False),
-        (STEP, ["--nnodes=1"], False),
-        (STEP, ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"], False),
-        ({}, [], False),
+        (FIRST, ["--standalone"]),
+        (FIRST, ["--engine", "none"]),
+        (FIRST, ["--nnodes=1"]),
+        ({**FIRST, "TORCHELASTIC_RUN_ID": "none"}, []),
+        (recorded.PTY, []),
+        (recorded.BATCH, []),
     ],
 )
-def test_srun_on_several_nodes_without_rendezvous_options_warns_once(
-    launches: Launches,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    step: dict[str, str],
-    options: list[str],
-    warned: bool,
+def test_a_job_of_one_node_stays_one(
+    launches: Launches, engine: Callable[[Mapping[str, str]], None], environ: dict[str, str], options: list[str]
 ) -> None:
-    for name in STEP:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
+    engine(environ)
 
     main([*options, "train.py"])
 
-    said = [line for line in caplog.messages if "these are 2 separate jobs" in line]
-    assert warned == bool(said)
-    assert not said or "--nnodes 2 --rdzv-backend c10d" in said[0]
+    assert (1, 1, "") == (launches.config.min_nodes, launches.config.max_nodes, launches.config.rdzv_endpoint)
+
+
+def test_a_terminal_of_several_nodes_warns_that_each_trains_alone(
+    launches: Launches, engine: Callable[[Mapping[str, str]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine(recorded.PTY)
+
+    main(["train.py"])
+
+    assert ["2 separate jobs" in line and "--engine slurm" in line for line in caplog.messages] == [True]
+
+
+def test_an_error_names_the_variable_that_gave_the_value(
+    launches: Launches, engine: Callable[[Mapping[str, str]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine({**FIRST, "SLURM_STEP_NUM_NODES": "3"})
+
+    with pytest.raises(ConfigError, match="SLURM_STEP_NUM_NODES=3, but SLURM_STEP_NODELIST names 4 hosts"):
+        main(["train.py"])
+
+
+def test_an_unknown_engine_is_refused(launches: Launches) -> None:
+    with pytest.raises(ConfigError, match=r"--engine='pbs' is unknown.*slurm"):
+        main(["--engine", "pbs", "train.py"])
 
 
 def test_a_master_that_a_program_set_is_not_called_missing(

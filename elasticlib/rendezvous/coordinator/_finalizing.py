@@ -227,6 +227,8 @@ def _status_of_gathering(state: JobState, now: float) -> str:
     there = f"nodes have joined ({named(state.waiting)})"
     if pausing := pauses(state, now):
         there = f"{there}; {pausing}"
+    if absent := _absent_hosts(state):
+        there = f"{there}, and {absent} not yet: start the command there too, or give --engine none"
     if present < rules.min_nodes:
         return f"{present} of at least {rules.min_nodes} {there}; {seconds_left:.0f} s left"
 
@@ -237,6 +239,13 @@ def _status_of_gathering(state: JobState, now: float) -> str:
     due, _ = _due(state, present, now)
     start = f"they start in {max(0.0, due - now):.0f} s if no other node joins"
     return f"{present} of at most {rules.max_nodes} {there}; {start}"
+
+
+def _absent_hosts(state: JobState) -> str:
+    """Return the machines from which an engine's node is still to come; empty if none, or if they are unknown."""
+    come = {entry.descriptor.index for entry in state.waiting.values()}
+    absent = [host for index, host in enumerate(state.rules.hosts) if index not in come]
+    return named(absent) if absent else ""
 
 
 def _status_of_spares(state: JobState, current: Round, now: float) -> str:

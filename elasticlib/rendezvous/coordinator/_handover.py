@@ -29,14 +29,14 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from json import dumps, loads
 from typing import Any, TypeVar
 
-from attrs import asdict, evolve, fields, frozen
+from attrs import evolve, fields, frozen
 
 from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._node_liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, JobState, Round, Rules
+from elasticlib.rendezvous.coordinator._state import NOT_HANDED_OVER, Cause, Entry, Exits, JobState, Round, Rules
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
 from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size", "heard")
 """Fields, besides the place, that differ between the rank assignments of a round."""
 _SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.name not in (*_OWN, "group_rank"))
-_RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules)}
+_RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules) if NOT_HANDED_OVER not in part.metadata}
 OBJECTION = 1.0
 """
 Share of the heartbeat time within which every node and a new coordinator have exchanged heartbeats.
@@ -162,7 +162,7 @@ def encode_state(state: JobState, now: float) -> bytes:
     """Each known command, once, and its number."""
     body = {
         "v": VERSION,
-        "rules": asdict(state.rules),
+        "rules": {name: getattr(state.rules, name) for name in _RULES},
         "heard": dict(state.heard),
         "forgotten": state.has_forgotten,
         "waiting": [_entry(entry, commands) for entry in state.waiting.values()],

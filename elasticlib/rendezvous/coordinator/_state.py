@@ -48,6 +48,10 @@ def _whom(_: object, attribute: Attribute[str], value: str) -> None:
         raise ConfigError.of_setting(attribute.name, f"{value!r:.80}: give 'quiet', 'min' or 'max'")
 
 
+NOT_HANDED_OVER = "not handed over"
+"""Metadata of a field of `Rules` that each coordinator has from its own node."""
+
+
 @frozen
 class Rules:
     """Settings of the job; raises a `ConfigError` for a value that breaks its rule."""
@@ -79,6 +83,8 @@ class Rules:
     """Each node brings its group rank, and a round needs all of them."""
     shared_store: bool = False
     """Workers use the coordinator's own store: it is cleared of their keys between two rounds."""
+    hosts: tuple[str, ...] = field(default=(), eq=False, metadata={NOT_HANDED_OVER: True})
+    """Names of the machines on which an engine has started nodes, in the order of their indexes; only for messages."""
 
     @max_nodes.validator
     def _not_below_min(self, _: object, value: int) -> None:

@@ -21,9 +21,9 @@ from typing import TypeAlias
 from attrs import evolve
 
 from elasticlib._rules import is_unicode
+from elasticlib.engines import scheduler_index
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _rdzv_options
-from elasticlib.rendezvous._choice import scheduler_index
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._own_token import token_of

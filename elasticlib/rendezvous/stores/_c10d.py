@@ -15,8 +15,8 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -169,10 +169,23 @@ class C10dBackend:
         """
         self.prepare()
         if self._file is None:
-            return self._dial_store(timeout)
+            with self._first_dial():
+                return self._dial_store(timeout)
         # Its nodes are processes of one machine.
         self._local = loopback()
         return self._file.open()
+
+    @contextmanager
+    def _first_dial(self) -> Iterator[None]:
+        """Add to an error before the first contact which machine an engine's job meets at."""
+        try:
+            yield
+        except RendezvousConnectionError as error:
+            has_met = self._local is not None
+            if has_met or not self.job.hosts:
+                raise
+            first = self.job.hosts[0]
+            raise type(error)(f"{error}: start the command on {first} too, or give --engine none") from error
 
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = monotonic() + timeout

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._choice import Choice, PlugIn, Private, choose, scheduler_index
+from elasticlib.rendezvous._choice import Choice, PlugIn, Private, choose
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.spec import LaunchConfig
 
@@ -221,23 +221,3 @@ def test_names_and_numeric_addresses_are_local_addresses(address: str) -> None:
 
 def test_a_job_does_not_show_its_token() -> None:
     assert "s3cret" not in repr(job(**C10D, token="s3cret"))
-
-
-@pytest.mark.parametrize(
-    ("environ", "index"),
-    [
-        ({}, None),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
-        ({"SLURM_PROCID": "3"}, None),
-        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "8"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "JOB_COMPLETION_INDEX": "2"}, 2),
-        ({"JOB_COMPLETION_INDEX": "0"}, 0),
-        ({"JOB_COMPLETION_INDEX": "-1"}, None),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, 1),
-        ({"AWS_BATCH_JOB_NODE_INDEX": "1", "AWS_BATCH_JOB_NUM_NODES": "2"}, 1),
-    ],
-)
-def test_a_schedulers_number_counts_where_it_numbers_several(environ: dict[str, str], index: int | None) -> None:
-    assert index == scheduler_index(environ)

@@ -1227,6 +1227,17 @@ STATUS: dict[str, tuple[Begin, tuple[Step, ...], str]] = {
         ("n10", "n3", 8.0),
         "2 of at least 4 nodes have joined (n3, n10); 592 s left",
     ),
+    "too few nodes of an engine's": (
+        lambda: Desk(Rules(4, 4, hosts=("n1", "n2", "n10", "n3"))),
+        (Join("n1", offer(index=0)), Join("n3", offer(index=3))),
+        "2 of at least 4 nodes have joined (n1, n3), and n2, n10 not yet: start the command there too, or give "
+        "--engine none; 600 s left",
+    ),
+    "all nodes of an engine's": (
+        lambda: Desk(Rules(1, 3, last_call=30.0, hosts=("n1",))),
+        (Join("n1", offer(index=0)),),
+        "1 of at most 3 nodes have joined (n1); they start in 30 s if no other node joins",
+    ),
     "enough nodes": (
         lambda: Desk(Rules(1, 3, last_call=30.0)),
         ("a", 10.0),

@@ -1,0 +1,213 @@
+"""
+Options of a launch that nobody gave, from the context of its engine. Pure.
+
+Rules of this file: a given option always wins, and a value is filled in only if the nodes get the
+same one. Names and values are those of the command line's options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from elasticlib._wording import counted
+from elasticlib.engines._placement import EngineContext, engine_context
+from elasticlib.errors import ConfigError
+from elasticlib.spec import ALL_NODES, LaunchConfig
+
+_MEETINGS = frozenset({"rdzv_endpoint", "master_addr"})
+"""Options that say where the nodes meet."""
+_STATIC_OPTIONS = frozenset({"node_rank", "master_addr", "master_port"})
+_WITH_ENDPOINT_HERE = frozenset({"c10d", "static"})
+"""Backends whose store one of the nodes hosts."""
+
+
+@frozen
+class Filling:
+    """The values that an engine adds to a launch."""
+
+    values: Mapping[str, Any] = {}
+    """{name of an option: its value}."""
+    source: str = ""
+    """The variable of the engine from which they come."""
+    notice: str = ""
+    """One line that says what was filled in; empty if nothing was."""
+    warnings: tuple[str, ...] = ()
+
+
+def filling(
+    context: EngineContext,
+    values: Mapping[str, Any],
+    given: Collection[str],
+    reachable: Callable[[str], str] = str,
+) -> Filling:
+    """
+    Return the values that *context* adds to a launch.
+
+    *values* are those of all options, and *given* are the names of options that somebody gave. *reachable* returns an
+    endpoint that this machine can resolve. Raises `ConfigError` if the engine started several agents on a node: each of
+    them would count as a node.
+    """
+    if context.num_nodes is None or context.num_nodes == 1:
+        return Filling()
+
+    warnings = _warn_of_few_nodes(context, values["nnodes"][1], given)
+    is_alone = "nnodes" in given and values["nnodes"][1] == 1
+    added = {} if is_alone else _added(context, values, given)
+    if not added:
+        return Filling(warnings=warnings)
+
+    _check_one_agent_each(context)
+    if "rdzv_endpoint" in added:
+        added["rdzv_endpoint"] = reachable(added["rdzv_endpoint"])
+    return Filling(added, context.source, _notice(context, added), warnings)
+
+
+def _added(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    offered = _offered(context, values, given)
+    return {
+        name: value
+        for name, value in offered.items()
+        # Keys of the rendezvous are merged, so that an engine's stand beside given ones.
+        if (name == "rdzv_conf" or name not in given) and value != values[name]
+    }
+
+
+def _offered(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return all values that the engine has for these nodes, also of options that somebody gave."""
+    backend = _backend(context, values, given)
+    offered: dict[str, Any] = {"nnodes": (context.num_nodes, context.num_nodes), "rdzv_backend": backend}
+    if backend == "static":
+        offered["node_rank"] = context.node_rank
+
+    meets_here = _meets_here(backend, values, given)
+    if meets_here:
+        offered["rdzv_endpoint"] = _endpoint(context, values["master_port"])
+    if meets_here and backend == "c10d":
+        # The node's own address may not be the endpoint's: it is one of several, or behind a name.
+        offered["rdzv_conf"] = {"is_host": context.node_rank == 0, **values["rdzv_conf"]}
+    if meets_here or _is_id_of_all_nodes(context, backend):
+        offered["rdzv_id"] = context.run_id or values["rdzv_id"]
+
+    return offered
+
+
+def _backend(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> str:
+    # Without an option of it, static is only torchrun's default.
+    is_static = bool(_STATIC_OPTIONS.intersection(given))
+    return values["rdzv_backend"] if is_static or "rdzv_backend" in given else context.rdzv_backend
+
+
+def _meets_here(backend: str, values: Mapping[str, Any], given: Collection[str]) -> bool:
+    """Return True if the nodes meet at one of them, and nobody has said where."""
+    is_given = bool(_MEETINGS.intersection(given))
+    is_file = values["rdzv_conf"].get("store_type") == "file"
+    return backend in _WITH_ENDPOINT_HERE and not is_given and not is_file
+
+
+def _is_id_of_all_nodes(context: EngineContext, backend: str) -> bool:
+    """Return True if the engine's id is right for nodes that meet where the user said."""
+    # Nodes of two Slurm steps can meet at an endpoint, and their steps have different ids. On an etcd server other jobs
+    # meet too, so that each needs an id.
+    return context.engine == "trainjob" or backend not in _WITH_ENDPOINT_HERE
+
+
+def _endpoint(context: EngineContext, given_port: int | None) -> str:
+    host, _, port = context.rdzv_endpoint.rpartition(":")
+    return f"{host}:{given_port or port}"
+
+
+def _check_one_agent_each(context: EngineContext) -> None:
+    if context.num_agents is not None and context.num_agents != context.num_nodes:
+        raise ConfigError(
+            f"{context.title} has {counted(context.num_agents, 'task')} on {counted(context.num_nodes or 0, 'node')}: "
+            "start one task on each node (srun --ntasks-per-node=1), whose workers are those of its node; "
+            "for a job of its own in each task give --standalone"
+        )
+
+
+def _warn_of_few_nodes(context: EngineContext, most: int, given: Collection[str]) -> tuple[str, ...]:
+    nodes = context.num_nodes or 0
+    if "nnodes" not in given or most >= nodes or context.node_rank != 0:
+        return ()
+    rest = "each node runs a job of its own" if most == 1 else f"{counted(nodes - most, 'node')} will wait as spares"
+    return (f"nnodes={most}, but {context.title} has {nodes} nodes: {rest}",)
+
+
+def _notice(context: EngineContext, added: Mapping[str, Any]) -> str:
+    least, most = added.get("nnodes", (0, 0))
+    parts = (
+        counted(most, "node") if least else "",
+        f"endpoint {added['rdzv_endpoint']}" if "rdzv_endpoint" in added else "",
+        f"id {added['rdzv_id']}" if "rdzv_id" in added else "",
+    )
+    return f"{context.title}: {', '.join(filter(None, parts))} (--engine none ignores {context.engine})"
+
+
+def with_all_nodes(
+    config: LaunchConfig, environ: Mapping[str, str], *, now: float, reachable: Callable[[str], str] = str
+) -> tuple[LaunchConfig, Filling]:
+    """
+    Return *config* with numbers for ``min_nodes="all"``, and what its engine has filled in.
+
+    Without an engine the job has this node only. Raises `ConfigError` if the engine does not say how many nodes there
+    are, or has several for this one process.
+    """
+    if config.min_nodes != ALL_NODES:
+        return config, Filling()
+
+    context = engine_context(environ, now=now)
+    if context is None:
+        _check_alone(environ)
+        return evolve(config, min_nodes=1, max_nodes=1), Filling()
+    if context.num_nodes is None:
+        raise ConfigError.of_setting("min_nodes", f"'all': {context.title} does not say how many: give a number")
+
+    found = filling(context, *_options_of(config), reachable)
+    values = found.values
+    nodes = values["nnodes"][0] if values else 1
+    filled = evolve(
+        config,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        run_id=values.get("rdzv_id", config.run_id),
+        rdzv_backend=values.get("rdzv_backend", config.rdzv_backend),
+        rdzv_endpoint=values.get("rdzv_endpoint", config.rdzv_endpoint),
+        rdzv_configs=values.get("rdzv_conf", config.rdzv_configs),
+        node_rank=values.get("node_rank", config.node_rank),
+    )
+    return filled, found
+
+
+def _options_of(config: LaunchConfig) -> tuple[dict[str, Any], set[str]]:
+    """Return the values of the options that *config* stands for, and the names of those that it gives."""
+    values = {
+        "nnodes": (1, 1),
+        "rdzv_backend": config.rdzv_backend,
+        "rdzv_endpoint": config.rdzv_endpoint,
+        "rdzv_id": config.run_id,
+        "rdzv_conf": config.rdzv_configs,
+        "node_rank": config.node_rank,
+        "master_port": None,
+    }
+    given = {name for name in ("rdzv_endpoint", "rdzv_id") if values[name]}
+    if config.node_rank is not None:
+        given.add("node_rank")
+    if config.rdzv_backend != "c10d":
+        given.add("rdzv_backend")
+    return values, given
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` in a Slurm job of several nodes in which no step has started this process on each."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    are_several = nodes.isdecimal() and int(nodes) > 1
+    is_worker = "TORCHELASTIC_RUN_ID" in environ
+    if are_several and not is_worker:
+        raise ConfigError.of_setting(
+            "min_nodes",
+            f"'all': the Slurm job has {nodes} nodes, but this process was started on one of them only: start the "
+            "program with srun --ntasks-per-node=1, or give min_nodes=1",
+        )

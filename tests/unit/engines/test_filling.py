@@ -1,0 +1,211 @@
+"""`filling` and `with_all_nodes`: only values that nobody gave, the same on all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from elasticlib import LaunchConfig
+from elasticlib.engines import EngineContext, Filling, engine_context, filling, with_all_nodes
+from elasticlib.errors import ConfigError, SpecError
+from tests.unit.engines import recorded
+
+NOW = 1_790_000_000.0
+DEFAULTS: dict[str, Any] = {
+    "nnodes": (1, 1),
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_id": "none",
+    "rdzv_conf": {},
+    "node_rank": 0,
+    "master_addr": "127.0.0.1",
+    "master_port": None,
+}
+"""Of the command line."""
+
+
+def context(environ: Mapping[str, str] = recorded.STEP, **changes: Any) -> EngineContext:
+    found = engine_context(environ, now=NOW)
+    assert found is not None
+    return evolve(found, **changes)
+
+
+def filled(its: EngineContext | None = None, **given: Any) -> Filling:
+    return filling(its or context(), DEFAULTS | given, given)
+
+
+ALL = {
+    "nnodes": (4, 4),
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "n1:20001",
+    "rdzv_conf": {"is_host": False},
+    "rdzv_id": "1.0.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({}, ALL),
+        ({"nnodes": (2, 4)}, {name: value for name, value in ALL.items() if name != "nnodes"}),
+        ({"rdzv_backend": "c10d"}, {name: value for name, value in ALL.items() if name != "rdzv_backend"}),
+        ({"rdzv_id": "mine"}, {name: value for name, value in ALL.items() if name != "rdzv_id"}),
+        (
+            {"rdzv_conf": {"join_timeout": "60"}},
+            ALL | {"rdzv_conf": {"is_host": False, "join_timeout": "60"}},
+        ),
+        (
+            {"rdzv_conf": {"is_host": True}},
+            {name: value for name, value in ALL.items() if name != "rdzv_conf"},
+        ),
+        # The user says where the nodes meet: those of another step may come, whose id would be another one.
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "head:29400"},
+            {"nnodes": (4, 4)},
+        ),
+        ({"nnodes": (4, 4), "rdzv_backend": "c10d", "rdzv_endpoint": "head:29400", "rdzv_id": "x"}, {}),
+        # An etcd server is elsewhere, and has other jobs.
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": "etcd:2379"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
+        ({"rdzv_backend": "etcd"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
+        (
+            {"rdzv_backend": "c10d", "rdzv_conf": {"store_type": "file"}, "rdzv_endpoint": "/shared/job"},
+            {"nnodes": (4, 4)},
+        ),
+        # torchrun's fixed places: this node's rank is known.
+        (
+            {"master_addr": "head", "nnodes": (4, 4)},
+            {"node_rank": 2},
+        ),
+        (
+            {"rdzv_backend": "static", "master_port": 29777},
+            {"nnodes": (4, 4), "node_rank": 2, "rdzv_endpoint": "n1:29777", "rdzv_id": "1.0.0"},
+        ),
+        ({"node_rank": 1, "master_addr": "head", "nnodes": (4, 4)}, {}),
+        ({"rdzv_backend": "mine"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
+    ],
+)
+def test_what_nobody_gave_is_filled_in(given: dict[str, Any], values: dict[str, Any]) -> None:
+    assert values == filled(**given).values
+
+
+def test_the_first_node_hosts_the_store() -> None:
+    assert {"is_host": True} == filled(context(node_rank=0)).values["rdzv_conf"]
+
+
+def test_the_notice_names_what_was_filled_in() -> None:
+    notice = filled(nnodes=(2, 4)).notice
+
+    assert "Slurm step 1.0" in notice and "n1:20001" in notice and "1.0.0" in notice and "--engine none" in notice
+    assert "nodes" not in notice
+
+
+@pytest.mark.parametrize("environ", [recorded.ONE_NODE, {"JOB_COMPLETION_INDEX": "3"}])
+def test_one_node_needs_nothing(environ: dict[str, str]) -> None:
+    assert Filling() == filled(context(environ))
+
+
+def test_a_trainjob_gives_the_id_to_the_options_of_its_variables() -> None:
+    given = {"nnodes": (4, 4), "node_rank": 3, "master_addr": "llm-node-0-0.llm", "master_port": 29500}
+
+    assert {"rdzv_id": "llm"} == filled(context(recorded.TRAINJOB), **given).values
+
+
+def test_an_endpoint_is_one_that_this_machine_can_resolve() -> None:
+    found = filling(context(), DEFAULTS, (), lambda endpoint: endpoint.replace("n1", "10.0.0.1"))
+
+    assert "10.0.0.1:20001" == found.values["rdzv_endpoint"] and "10.0.0.1:20001" in found.notice
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "rank", "parts"),
+    [
+        ((1, 2), 0, ("nnodes=2", "4 nodes", "2 nodes will wait as spares")),
+        ((1, 1), 0, ("nnodes=1", "4 nodes", "a job of its own")),
+        ((1, 2), 1, ()),
+        ((2, 4), 0, ()),
+        ((4, 6), 0, ()),
+    ],
+)
+def test_fewer_nodes_than_the_step_has_are_a_warning(
+    nnodes: tuple[int, int], rank: int, parts: tuple[str, ...]
+) -> None:
+    warnings = filled(context(node_rank=rank), nnodes=nnodes).warnings
+
+    assert bool(parts) == bool(warnings)
+    assert all(part in warnings[0] for part in parts)
+
+
+def test_one_node_by_option_is_a_job_of_its_own() -> None:
+    assert {} == filled(nnodes=(1, 1)).values
+
+
+def test_several_tasks_on_a_node_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"8 tasks on 4 nodes.*--ntasks-per-node=1"):
+        filled(context(recorded.TWO_TASKS))
+
+
+def test_several_tasks_on_a_node_may_have_all_options() -> None:
+    given = {"nnodes": (8, 8), "rdzv_backend": "c10d", "rdzv_endpoint": "n1:29400", "rdzv_id": "x"}
+
+    assert {} == filled(context(recorded.TWO_TASKS), **given).values
+
+
+# `LaunchConfig(min_nodes="all")`.
+
+
+def placed(environ: Mapping[str, str], **settings: Any) -> LaunchConfig:
+    return with_all_nodes(LaunchConfig(min_nodes="all", **settings), environ, now=NOW)[0]
+
+
+def test_all_nodes_are_those_of_the_step() -> None:
+    config = placed(recorded.STEP, nproc_per_node=8)
+
+    assert (4, 4, 8) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
+    assert ("c10d", "n1:20001", "1.0.0") == (config.rdzv_backend, config.rdzv_endpoint, config.run_id)
+    assert config.rdzv_configs["is_host"] is False
+
+
+def test_the_settings_of_a_configuration_win() -> None:
+    config = placed(recorded.STEP, run_id="mine", rdzv_endpoint="head:29400", rdzv_configs={"join_timeout": 60})
+
+    assert ("head:29400", "mine", 4) == (config.rdzv_endpoint, config.run_id, config.max_nodes)
+    assert "is_host" not in config.rdzv_configs and config.rdzv_configs["join_timeout"] == 60
+
+
+def test_a_trainjob_gives_a_configuration_its_fixed_place() -> None:
+    config = placed(recorded.TRAINJOB)
+
+    assert ("static", 3, 4, "llm") == (config.rdzv_backend, config.node_rank, config.max_nodes, config.run_id)
+    assert "llm-node-0-0.llm:29500" == config.rdzv_endpoint
+
+
+@pytest.mark.parametrize("environ", [{}, recorded.ONE_NODE, {**recorded.STEP, "TORCHELASTIC_RUN_ID": "none"}])
+def test_all_nodes_without_an_engine_are_this_one(environ: dict[str, str]) -> None:
+    config = placed(environ)
+
+    assert (1, 1, "", "") == (config.min_nodes, config.max_nodes, config.rdzv_endpoint, config.run_id)
+
+
+@pytest.mark.parametrize("environ", [recorded.BATCH, recorded.ALLOCATED, recorded.PTY, recorded.INTERACTIVE])
+def test_all_nodes_of_a_job_need_srun(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"min_nodes='all'.*has [24] nodes.*srun"):
+        placed(environ)
+
+
+def test_all_nodes_of_an_engine_that_does_not_count_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"min_nodes='all': Indexed Job.*number"):
+        placed({"JOB_COMPLETION_INDEX": "3"})
+
+
+def test_all_nodes_and_a_maximum_contradict_each_other() -> None:
+    with pytest.raises(SpecError, match=r"max_nodes=4.*min_nodes='all'"):
+        LaunchConfig("all", 4)
+
+
+def test_a_number_of_nodes_asks_no_engine() -> None:
+    config = LaunchConfig(2, 3, run_id="x", rdzv_endpoint="h:1")
+
+    assert config is with_all_nodes(config, recorded.STEP, now=NOW)[0]
