@@ -118,7 +118,7 @@ logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
     # Unlike other messages, this one leaves the value out: it must not end up in a log.
     if not _is_text(value) or not value:
-        raise ConfigError(f"{attribute.name} must be a non-empty string without NUL characters; None for no token")
+        raise ConfigError(f"{attribute.name} must be a non-empty string without NUL characters, or None for no token")
 
 
 def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -294,6 +294,6 @@ def dictionary(value: Any) -> dict[str, Any]:
     """Return a new dictionary with the items of the caller's mapping. Raises `ConfigError`."""
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{value!r} for rdzv_configs, metrics_cfg or kwargs must be a dictionary; leave it out for none"
+            f"one of rdzv_configs, metrics_cfg and kwargs is {value!r}: it must be a dictionary; leave it out for none"
         )
     return dict(value)

@@ -137,7 +137,7 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     """
     from elasticlib.workers import workers_per_node
 
-    no_rows = "a configuration has no place for it: elasticrun itself draws the rows"
+    no_rows = "only the command elasticrun can show it"
     request = request_of(args, os.environ, no_rows=no_rows)
     request.config.nproc_per_node = workers_per_node(request.config.nproc_per_node)
     return request.config, request.entrypoint, list(request.args)

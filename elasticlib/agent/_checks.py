@@ -44,7 +44,7 @@ def check_health_check_server(value: object) -> None:
     """Raise `ConfigError` unless *value* is None or has ``stop``, the only method called."""
     if value is not None and not callable(getattr(value, "stop", None)):
         raise ConfigError(
-            f"health_check_server={value!r} has no method stop: give the object that create_healthcheck_server returns"
+            f"health_check_server={value!r} has no stop() method: give the result of create_healthcheck_server"
         )
 
 
@@ -56,7 +56,7 @@ def check_local(log_line_prefix_template: object, uninterruptible_state_timeout:
             "log_line_prefix_template", f"{template!r} must be a string, such as '[${{role_name}}${{rank}}]:'"
         )
     if asleep is not None and as_seconds(asleep) is None:
-        raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
+        raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, or 0 for no check")
 
 
 def warn_of_uncalled_methods(cls: type, agent: type) -> None:
@@ -65,8 +65,8 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
     added = [name for name in _UNCALLED if hasattr(cls, name) and not any(hasattr(base, name) for base in bases)]
     if added:
         warnings.warn(
-            f"{cls.__qualname__} has {' and '.join(added)}: torch's agents call that, this agent does not; "
-            f"it calls {', '.join(HOOKS)}",
+            f"{cls.__qualname__} has {' and '.join(added)}, which torch's agents call and this agent never calls: "
+            f"override {', '.join(HOOKS)} instead",
             UserWarning,
             stacklevel=4,  # past `__init_subclass__` and `abc.ABCMeta`, to the class statement
         )

@@ -157,7 +157,7 @@ class GpuMemory:
             return min(seconds, LONGEST_TIME)
 
         rule = "it must be a number of seconds, 0 for no wait"
-        effect = f"the memory of workers that ended is waited for {LIMIT:g} s at most"
+        effect = f"restarts wait {LIMIT:g} s at most for the memory of workers that ended"
         self._sink(records.VariableIgnored(TIMEOUT, text, rule, effect))
         return LIMIT
 

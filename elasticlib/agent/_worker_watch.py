@@ -233,7 +233,8 @@ class Watchdog:
                 if self._path != self._given_path:
                     raise
                 raise ConfigError(
-                    f"{FILE}={self._path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
+                    f"{FILE}={self._path!r}: a named pipe cannot be created there: {error.__cause__}; "
+                    "give another path, or unset the variable"
                 ) from error
 
             self._server.start()

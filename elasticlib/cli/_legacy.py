@@ -25,7 +25,7 @@ def get_args_parser() -> argparse.ArgumentParser:
         "--use-env",
         "--use_env",
         action="store_true",
-        help="leave the local rank to the variable LOCAL_RANK: no --local-rank=N for the script (default: off)",
+        help="do not pass --local-rank=N to the script, which must read the variable LOCAL_RANK (default: off)",
     )
     return parser
 
@@ -49,7 +49,7 @@ def launch(args: argparse.Namespace) -> None:
     """
     if not args.use_env:
         if args.no_python:
-            raise ConfigError("--no-python without --use-env: a program accepts no --local-rank: add --use-env")
+            raise ConfigError("--no-python: a program accepts no argument --local-rank: add --use-env")
         # A copy, because the namespace is the caller's.
         args = argparse.Namespace(**vars(args))
         # Each worker gets its own rank in place of ${local_rank}.
@@ -60,8 +60,8 @@ def launch(args: argparse.Namespace) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command line to its end, as `run.main` does. (torch: ``torch.distributed.launch.main``)"""
     warnings.warn(
-        "elasticlib.launch as a command is deprecated: use elasticrun, and read LOCAL_RANK where the script takes "
-        "--local-rank",
+        "elasticlib.launch as a command is deprecated: use elasticrun, and let the script read the variable "
+        "LOCAL_RANK instead of --local-rank",
         FutureWarning,
         stacklevel=2,
     )

@@ -201,11 +201,12 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
     option = given.get("progress", "--progress")
     if values["logs_specs"] is not None:
         raise ConfigError(
-            f"{option} needs elasticlib's log layout, but --logs-specs sets another one: leave one of them out"
+            f"{option} needs elasticlib's log layout, but --logs-specs sets another: leave one of the two options out"
         )
     if values["log_dir"] == os.devnull:
         raise ConfigError(
-            f"{option} reads files, and {given['log_dir']} {os.devnull} keeps none: leave one of them out"
+            f"{option} reads the log files, but {given['log_dir']} {os.devnull} writes none: "
+            "leave one of the two options out"
         )
 
     redirects, tee, shown = values["redirects"], values["tee"], values["local_ranks_filter"]
@@ -213,8 +214,8 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
         redirects = Std.ALL
     if not _are_all_in_files(redirects, tee):
         raise ConfigError(
-            f"{option} needs all output in files, and {given['redirects']} leaves some to the terminal: "
-            f"give {given['redirects']} 3, or leave it out"
+            f"{option} needs all output in log files, but {given['redirects']} leaves some on the terminal: "
+            f"give {given['redirects']} 3, or leave {given['redirects']} out"
         )
 
     if "tee" not in given:
@@ -291,10 +292,12 @@ def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
         )
 
     if most != 1:
-        log.warning("%s: this job runs on one node, despite %s=%d:%d", standalone, nodes, least, most)
+        log.warning(
+            "%s: this job runs on one node only; the maximum of %s=%d:%d is ignored", standalone, nodes, least, most
+        )
     idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
     if idle:
-        log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))
+        log.warning("%s: this job runs on this node only, so these have no effect: %s", standalone, ", ".join(idle))
     return {"run_id": str(uuid.uuid4())}
 
 
@@ -307,7 +310,7 @@ def _static(
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
 
     if values["node_rank"] != 0:
-        log.warning("%s is ignored: the node rank in a job of one node is 0", given.get("node_rank", "node_rank"))
+        log.warning("%s is ignored: the only node of this job has rank 0", given.get("node_rank", "node_rank"))
     # Jobs on one machine must not meet under the default id.
     if "rdzv_id" not in given:
         fields["run_id"] = str(uuid.uuid4())

@@ -175,8 +175,8 @@ def _one(requested: int | str, all_of_them: Sequence[int | str], seen: tuple[str
         return str(requested)
     if requested >= len(seen):
         raise ConfigError(
-            f"devices={list(all_of_them)!r}: this program sees {_range_text(len(seen))}: name those by index, "
-            "or leave devices out"
+            f"devices={list(all_of_them)!r} has an index out of range: this program sees {_range_text(len(seen))}; "
+            "correct the list, or leave devices out"
         )
     return seen[requested]
 

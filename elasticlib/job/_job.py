@@ -245,7 +245,7 @@ class Job:
         try:
             callback()
         except what:
-            _log.exception("%r: the callback %r of when_done failed", self, callback)
+            _log.exception("%r: the callback %r of when_done() failed", self, callback)
 
     def _forget(self, callback: Callable[[], None]) -> None:
         # The callback may have been called already.
@@ -267,7 +267,7 @@ class Job:
         came = self._wait(timeout)
         if not self._over:
             for signum in came:
-                raise interruption(signum, f"job {self.name!r} was waited for, which is being stopped")
+                raise interruption(signum, f"it waited for job {self.name!r}, which is being stopped")
             raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it is still running: call result() again")
         return self._outcome()
 
@@ -276,7 +276,10 @@ class Job:
         self._refuse_in_child()
         is_own_thread = threading.current_thread() is self._thread
         if is_own_thread and not self._over:
-            raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as in a record sink")
+            raise ConfigError(
+                f"job {self.name!r} cannot be waited for in its own thread, in which record sinks run: "
+                "wait in another thread"
+            )
         with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             wait_for_change(self._changed, self.done, timeout)
         if self._over and not is_own_thread:
@@ -394,7 +397,7 @@ class Job:
         # A sink of records may call this in the job's own thread, which cannot wait for its own end.
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
-                raise interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
+                raise interruption(signum, f"it stopped job {self.name!r}, which has ended")
 
     def ends_with_program(self) -> None:
         """Stop the job at the end of the program, and wait until it has stopped."""
@@ -498,7 +501,7 @@ class _Workers:
         """Return the output files of global *rank* that still exist. Raises `ConfigError`."""
         ranks = self.course.ranks
         if ranks and rank not in ranks:
-            raise ConfigError(f"rank {rank} is not a rank of this node; its ranks: {number_ranges(ranks)}")
+            raise ConfigError(f"rank {rank} is not on this node (ranks here: {number_ranges(ranks)})")
 
         files = list(self.files.get(rank, []))
         has_begun = self.course.state not in ("starting", "waiting for ranks")

@@ -16,7 +16,7 @@ from elasticlib import records
 from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs, warn_of_strange_ranks
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
-from elasticlib.stacks import number_ranges, ranks_text
+from elasticlib.stacks import ranks_text
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,9 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
     """
     if config.logs_specs is not None:
         if config.show is not None:
-            raise ConfigError(f"show={config.show!r} has no effect with logs_specs: set tee there, or leave it out")
+            raise ConfigError(
+                f"show={config.show!r} has no effect with logs_specs: leave show out, and set tee in logs_specs"
+            )
         return config.logs_specs
     if not keeps_all and config.show is None:
         return DefaultLogsSpecs()
@@ -114,9 +116,9 @@ def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
 
     effect = "no output is shown" if strange == shown else "that has no effect here"
     logger.warning(
-        "show=%r names %s, but this job has %s only: %s",
+        "show=%r names %s, but this job has only %s: %s",
         config.show,
         ranks_text(strange),
-        number_ranges(range(workers)),
+        ranks_text(range(workers)),
         effect,
     )

@@ -135,8 +135,8 @@ def refuse_in_child(name: str, owner: int) -> None:
     """Raise `ConfigError` in a process that was forked from *owner*, which runs the job *name*."""
     if os.getpid() != owner:
         raise ConfigError(
-            f"job {name!r} runs in process {owner}, from which this one, {os.getpid()}, was forked: only "
-            "that process can wait for the job, query it and stop it"
+            f"job {name!r} runs in process {owner}, and this process ({os.getpid()}) is a fork of it: only "
+            f"process {owner} can wait for the job, query it and stop it"
         )
 
 

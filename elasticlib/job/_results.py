@@ -46,7 +46,7 @@ class Results(dict[int, Any]):
         if rank in self:
             return self[rank]
         there = ranks_text(self) if self else "none"
-        raise KeyError(f"rank {rank!r} has no result on this node, which ran {there}")
+        raise KeyError(f"rank {rank!r} has no result on this node (results here: {there})")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self), self.places)

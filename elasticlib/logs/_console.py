@@ -134,7 +134,7 @@ class LineFilter:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise LogDirError(
-                f"{path} cannot be opened for the duplicated lines: {error}; give another log_dir"
+                f"the file for the filtered lines, {path}, cannot be opened: {error}; give another log_dir"
             ) from error
 
         closed_in_forks(self)
@@ -157,4 +157,6 @@ class LineFilter:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             self.broken = error
-            logger.warning("%s cannot be written (%s); console and log files continue", self._path, error)
+            logger.warning(
+                "%s cannot be written (%s) and gets no more lines; console and log files continue", self._path, error
+            )

@@ -91,7 +91,7 @@ def _make(
     except Exception as error:
         refusal = LogDirError if isinstance(error, OSError) else ConfigError
         raise refusal(
-            f"logs_specs={name!r}: {_title(kind)} cannot be made with log_dir={log_dir!r}, redirects={redirects!r}, "
+            f"logs_specs={name!r}: {_title(kind)} cannot be created with log_dir={log_dir!r}, redirects={redirects!r}, "
             f"tee={tee!r}, local_ranks_filter={local_ranks_filter!r}: {type(error).__name__}: {error}"
         ) from error
 

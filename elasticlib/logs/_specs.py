@@ -206,7 +206,9 @@ class DefaultLogsSpecs(LogsSpecs):
         try:
             tempfile.gettempdir()
         except OSError as error:
-            raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
+            raise LogDirError(
+                f"a folder for temporary logs cannot be created: {error}; give log_dir or set TMPDIR"
+            ) from error
 
     def has_files(self) -> bool:
         """Return False if workers will have no files: with `os.devnull`, or without a temporary folder."""

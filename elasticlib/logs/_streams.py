@@ -22,7 +22,7 @@ from elasticlib.logs._layout import destinations_of
 from elasticlib.logs._specs import DefaultLogsSpecs
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
-from elasticlib.stacks import number_ranges, ranks_text
+from elasticlib.stacks import ranks_text
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class Duplicates:
             if has_no_file:
                 raise ConfigError.of_setting(
                     f"duplicate_{_NAMES[std]}_filters",
-                    f"{list(self.words(std))!r} needs a log folder, and logs_specs gives no path "
-                    f"filtered_{_NAMES[std]}: give a log_dir that is not {os.devnull}, let reify return one, "
+                    f"{list(self.words(std))!r} needs a file for the filtered lines, but logs_specs gives no path "
+                    f"filtered_{_NAMES[std]}: give a log_dir other than {os.devnull}, let reify return that path, "
                     "or leave the filters out",
                 )
 
@@ -74,7 +74,7 @@ class Duplicates:
             return
         self._warned.add(std)
         logger.warning(
-            "duplicate_%s_filters copies lines of tee'd streams, and %s of no shown worker is tee'd: "
+            "duplicate_%s_filters has no effect: tee must include the %s of at least one shown worker; "
             "give tee=Std.%s (--tee %d, or 3 for both), or leave the filters out",
             *(_NAMES[std], _NAMES[std], std.name, std),
         )
@@ -242,7 +242,7 @@ def _check_stream_file(std: Std, rank: int, path: str) -> None:
     """Raise `ConfigError` if *path* is not a file."""
     if not os.path.isfile(path):
         raise ConfigError(
-            f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream",
+            f"tee_{_NAMES[std]}s[{rank}]={path!r} is not a file: give the file of the worker's {_NAMES[std]}",
         )
 
 
@@ -262,9 +262,9 @@ def _warn_of_strange_ranks_in(name: str, named: Mapping[int, Std] | Set[int], wo
 
     shows_no_worker = name == "local_ranks_filter" and len(strange) == len(named)
     logger.warning(
-        "%s names %s, but this node has %s only: %s",
+        "%s names %s, but this node has only %s: %s",
         name,
         ranks_text(strange, "local rank"),
-        number_ranges(range(workers)),
+        ranks_text(range(workers), "local rank"),
         "no worker of this node is shown on the console" if shows_no_worker else "that has no effect here",
     )

@@ -135,7 +135,7 @@ class TailLog:
                 follower.copy(last)
             except Exception:
                 # Such as a file that may not be read; the other files are still copied.
-                logger.exception("the copying of log file %s%s ended early", self._name, number)
+                logger.exception("log file %s%s is no longer copied, because of this error", self._name, number)
                 del self._followers[number]
 
     def stop(self) -> None:

@@ -140,7 +140,7 @@ class Tee:
         """
         with self._lock:
             if self._finished:
-                raise RuntimeError("this tee is finished: make a new one")
+                raise RuntimeError("this tee has finished: create a new one")
             if path in self._followed:
                 raise ValueError(f"{path} is already followed")
             # Before the file is opened, so that a thread that cannot start leaves no open file.
@@ -256,7 +256,9 @@ class Tee:
                 copier.await_work()
                 copier.turn()
         except Exception:
-            logger.exception("the copy of the workers' output to the console ended early; the log files are whole")
+            logger.exception(
+                "the workers' output is no longer copied to the console, because of this error; log files are complete"
+            )
         finally:
             self._close(copier)
 

@@ -167,7 +167,7 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
     # torch accepts any dictionary, and so does this: a key without effect must not end a launch.
     if troubles:
         _log.warning(
-            "metrics_cfg=%r: %s; the only key is 'handler', and other handlers are set by "
+            "metrics_cfg=%r: %s; the only key is 'handler'; set a handler of your own with "
             "elasticlib.metrics.configure(handler)",
             dict(params),
             ", ".join(troubles),

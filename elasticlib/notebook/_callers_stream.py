@@ -120,7 +120,7 @@ class _Target:
                 self._context.run(publish)
         except Exception as error:
             self.bars.can_change = False
-            logger.warning("progress bars are printed as lines: the notebook accepts no displays (%r)", error)
+            logger.warning("progress bars are printed as lines, because the notebook did not display them (%r)", error)
 
     def do(self, write: Callable[[TextIO], None]) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
+from elasticlib._wording import counted
 from elasticlib.numa._numa_options import AffinityMode, BindingError
 from elasticlib.stacks import number_ranges
 
@@ -42,11 +43,11 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
     count = len(topology.gpu_nodes)
     if count == 0:
         raise BindingError(
-            "workers are bound by their GPUs or other accelerators, and torch finds none here: use a machine with some"
+            "each worker is bound to the CPUs near its GPU or other accelerator, but torch finds none here"
         )
     if not 0 <= device_index < count:
         raise BindingError(
-            f"worker {device_index} has no GPU of its own, torch finds {count} here: start fewer workers"
+            f"worker {device_index} has no GPU of its own, because torch finds only {count} here: start fewer workers"
         )
 
     node = topology.gpu_nodes[device_index]
@@ -56,12 +57,12 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
         near, place = _of_package(topology, node)
     found = near & allowed
     if not near:
-        raise BindingError(f"{place}, where GPU {device_index} is, has no CPUs")
+        raise BindingError(f"GPU {device_index} is on {place}, which has no CPUs: use another GPU")
 
     if not found:
         raise BindingError(
-            f"{place}, where GPU {device_index} is, has the CPUs {ranges(near)}, but this launch may use only "
-            f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)"
+            f"GPU {device_index} is on {place} with the CPUs {ranges(near)}, but this launch may use only the CPUs "
+            f"{ranges(allowed)}: allow it more CPUs (taskset, cpuset)"
         )
 
     peers = [gpu for gpu, its_node in enumerate(topology.gpu_nodes) if its_node == node]
@@ -83,7 +84,9 @@ def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
     packages = {number: topology.packages.get(min(cpus)) for number, cpus in topology.nodes.items() if cpus}
     package = packages.get(node)
     if node in packages and package is None:
-        raise BindingError(f"this machine does not report the processor package of NUMA node {node}: choose 'node'")
+        raise BindingError(
+            f"this machine does not report the processor package of NUMA node {node}: use NUMA binding 'node'"
+        )
     same = [topology.nodes[number] for number, its_package in packages.items() if its_package == package]
     return frozenset[int]().union(*same), f"the package of NUMA node {node}"
 
@@ -91,7 +94,9 @@ def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
 def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -> dict[int, frozenset[int]]:
     """Return *cpus* by group, keyed and ordered by the lowest CPU of the whole group."""
     if silent := cpus - groups.keys():
-        raise BindingError(f"this machine does not report the {what} of the CPUs {ranges(silent)}: choose 'node'")
+        raise BindingError(
+            f"this machine does not report the {what} of the CPUs {ranges(silent)}: use NUMA binding 'node'"
+        )
     firsts = sorted({min(groups[cpu]) for cpu in cpus})
     return {first: frozenset(cpu for cpu in cpus if min(groups[cpu]) == first) for first in firsts}
 
@@ -101,7 +106,8 @@ def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: 
     each, left_over = divmod(len(cores), gpus)
     if each == 0:
         raise BindingError(
-            f"NUMA node {node} has {len(cores)} cores that this launch may use for {gpus} GPUs: choose 'node'"
+            f"on NUMA node {node} this launch may use {counted(len(cores), 'core')} for {gpus} GPUs, so not "
+            "every GPU gets a core of its own: use NUMA binding 'node'"
         )
     start = position * each + min(position, left_over)
     mine = list(cores.values())[start : start + each + (position < left_over)]

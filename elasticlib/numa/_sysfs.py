@@ -69,7 +69,7 @@ def _gpu_node(address: str, root: str) -> int:
     path = os.path.join(root, "sys/bus/pci/devices", address, "numa_node")
     text = _read(path)
     if text is None or not re.fullmatch(r"-?\d+", text):
-        raise BindingError(f"{path} does not hold the NUMA node of a GPU")
+        raise BindingError(f"{path} cannot be read, or does not contain the NUMA node of a GPU")
     # The kernel reports -1 if there is only one node.
     return max(int(text), 0)
 

@@ -60,7 +60,7 @@ def _maybe_wrap_command_args_with_numa_binding(
     if options is not None:
         with binding_attempt(options):
             if shutil.which("numactl") is None:
-                raise BindingError("numactl is not on PATH, and a command is bound through it: install numactl")
+                raise BindingError("numactl, which binds commands to CPUs, is not on PATH: install numactl")
             command = ("numactl", f"--physcpubind={ranges(_cpus(options, device_index))}", *command)
     return command
 
@@ -108,8 +108,12 @@ def binding_attempt(options: NumaOptions) -> Iterator[None]:
     except Exception as error:
         why = f"{options.affinity_mode.value}: {error}"
         if not options.should_fall_back_if_binding_fails:
-            raise BindingError.of_setting("numa_options", f"{why}; or leave the binding out") from error
-        _log.warning("numa_options=%s; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
+            raise BindingError.of_setting(
+                "numa_options", f"{why}; without this option, workers start unbound"
+            ) from error
+        _log.warning(
+            "numa_options=%s; workers start without CPU binding, because should_fall_back_if_binding_fails is set", why
+        )
 
 
 def _cpus(options: NumaOptions, device_index: int) -> frozenset[int]:

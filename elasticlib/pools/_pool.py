@@ -140,7 +140,7 @@ class Pool:
             yield
         except SignalException:
             if self._is_closed:
-                raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
+                raise PoolError("the pool was closed during this call, so the call was stopped") from None
             raise
         except ChildFailedError as error:
             raise workers.error(title_of(function), (), error.failures) from error.__cause__
@@ -153,7 +153,7 @@ class Pool:
         """
         if os.getpid() != self._owner:
             raise PoolError(
-                "this process was forked from the pool's program: only that program can call the pool's workers"
+                "this process is a fork of the program that created the pool: only that program can use the pool"
             )
 
         # An interrupt must not leave the lock taken.
@@ -161,8 +161,8 @@ class Pool:
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
                 raise PoolError(
-                    f"the pool serves a call of the thread {getattr(self._caller, 'name', '')!r}: one "
-                    "thread calls at a time; wait for that call, or give each thread its own pool"
+                    f"the pool is busy with a call of the thread {getattr(self._caller, 'name', '')!r}: wait for that "
+                    "call, or give each thread its own pool"
                 )
 
             try:
@@ -189,7 +189,7 @@ class Pool:
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
-            raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
+            raise PoolError("the pool was closed: create a new one with elasticlib.pool(...)")
 
     def replaced(self) -> PoolWorkers:
         """Replace the workers during a call, and return the new ones."""
@@ -208,7 +208,7 @@ class Pool:
             self._watch_over(self._workers)
         # The thread that closes the pool waits for this one, and then ends the new workers.
         if self._is_closed:
-            raise PoolError("the call did not run: the pool was closed while its workers were replaced for that call")
+            raise PoolError("this call did not run: the pool was closed while it replaced its workers")
 
     # The end of the pool.
 
@@ -390,7 +390,10 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
     and restarts raise `ConfigError`, and so do invalid values.
     """
     if group not in ("shared", "fresh", None):
-        raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")
+        raise ConfigError(
+            f"group={group!r} must be 'shared' (one process group for all calls), 'fresh' (a new one for each call) "
+            "or None (functions create their own)"
+        )
 
     known = {each.name: each for each in fields(LaunchConfig)}
     for name in settings:

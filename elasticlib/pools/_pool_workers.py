@@ -223,7 +223,9 @@ class PoolWorkers:
             change = "this program changed its privileges, namespaces or cgroup since the pool's workers were started"
         if change and self.is_fit():
             self.must_be_replaced(change)
-            logger.warning("%s: new workers replace them, without the state that calls had left", change)
+            logger.warning(
+                "%s: new workers replace the old ones; state that earlier calls left in the old workers is lost", change
+            )
 
     # One call.
 
@@ -350,7 +352,7 @@ class PoolWorkers:
         if self._console is None:
             return
         if not self._console.catch_up(_SHOW_LIMIT):
-            logger.warning("the output of this call is late: sys.stdout has blocked for %g s", _SHOW_LIMIT)
+            logger.warning("output of this call will appear late, because sys.stdout has blocked for %g s", _SHOW_LIMIT)
         elif self._has_own_files:
             self._shorten_files()
         self._console.rest()

@@ -56,8 +56,8 @@ class Edits:
 
         if edited:
             _log.warning(
-                "%s changed on disk since this program imported %s: the workers import the present file, "
-                "this program still has the old code; importlib.reload(...) makes them equal",
+                "%s changed on disk since this program imported %s: the workers use the new code, and this program "
+                "still uses the old code; call importlib.reload(...) to update the program",
                 ", ".join(edited),
                 "it" if len(edited) == 1 else "them",
             )

@@ -77,7 +77,9 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
             return made
         os.rmdir(made)
 
-    raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to a writable folder") from failure
+    raise ConfigError(
+        f"a folder for {purpose} cannot be created: {failure}; set TMPDIR to a writable folder"
+    ) from failure
 
 
 def current_folder() -> str:

@@ -91,7 +91,7 @@ def write_exactly(descriptor: int, data: bytes | memoryview, offset: int = 0) ->
     with room_for_file(offset + len(view)) as most:
         # A write beyond the limit raises SIGXFSZ, which ends a process that does not ignore it.
         if most < offset + len(view):
-            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: raise the limit of a file's size (ulimit -f)")
+            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: raise the file size limit (ulimit -f)")
         while view:
             # Linux writes less than 2 GiB in one call.
             count = os.pwrite(descriptor, view[: 1 << 30], offset)
@@ -128,7 +128,7 @@ def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
     while view:
         count = os.preadv(descriptor, [view], offset)
         if not count:
-            raise EOFError(f"descriptor {descriptor} holds {len(view)} bytes less than it should")
+            raise EOFError(f"the file of descriptor {descriptor} ends {len(view)} bytes too early")
         view, offset = view[count:], offset + count
     return bytes(data)
 

@@ -45,7 +45,7 @@ def seal(descriptor: int) -> None:
 
 
 def _unlisted_file() -> int:
-    failure = OSError(errno.ENOENT, "no folder for temporary files can be written to: name one by TMPDIR")
+    failure = OSError(errno.ENOENT, "no folder for temporary files is writable: set TMPDIR to a writable folder")
     for folder in _folders():
         try:
             return _unlisted_in(folder)

@@ -218,9 +218,7 @@ class Channel:
     def send_body(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
         """Send a message that is `encoded_message` already, as `send` does."""
         if len(descriptors) > _MOST_OF_A_FRAME:
-            raise ValueError(
-                f"{len(descriptors)} descriptors do not fit a frame, which holds {_MOST_OF_A_FRAME} at most"
-            )
+            raise ValueError(f"a frame can carry at most {_MOST_OF_A_FRAME} descriptors, not {len(descriptors)}")
 
         frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
         parts = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]

@@ -172,7 +172,9 @@ class Parent(_Awaited):
         return _start_of(self._pid) != self._began
 
     def send(self, signum: int) -> None:
-        raise PermissionError(errno.EPERM, "a parent cannot be signalled without pidfds")
+        raise PermissionError(
+            errno.EPERM, "pidfd_open is not available here, so the parent process cannot be signalled"
+        )
 
     def _wait(self) -> None:
         while not self.has_ended():
@@ -198,7 +200,10 @@ class Other(Handle):
             raise
 
     def fileno(self) -> int:
-        raise NotImplementedError("without pidfds the end of an unrelated process cannot be seen")
+        raise NotImplementedError(
+            "pidfd_open is not available here, so the end of a process that is not a child cannot be waited for; "
+            "use has_ended()"
+        )
 
     def has_ended(self) -> bool:
         return self._began is None or _start_of(self._pid) != self._began
@@ -325,7 +330,9 @@ class PipeHandle(Handle):
         pipes: dict[int, int] = {signal.SIGKILL: self._descriptor, signal.SIGCONT: self._wake}
         descriptor = pipes.get(signum, -1)
         if descriptor < 0:
-            raise PermissionError(errno.EPERM, "without pidfds this signal cannot be sent to the process")
+            raise PermissionError(
+                errno.EPERM, "pidfd_open is not available here, so this signal cannot be sent to the process"
+            )
 
         # The program may have set SIGPIPE to its default action, which would end it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})

@@ -155,7 +155,7 @@ class DetachedEnded(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         listed = ", ".join(f"process {pid} ({command})" for pid, command in self.commands.items())
-        return f"killed with the workers that had detached it: {listed}"
+        return f"detached processes of workers were killed, because the job failed or restarts: {listed}"
 
 
 @frozen

@@ -54,8 +54,8 @@ def fan_out(*sinks: Sink) -> Sink:
                 if index not in failed:
                     failed.add(index)
                     _log.exception(
-                        "events, metrics or another sink of records failed at %r; the job continues, and "
-                        "its further failures are not shown",
+                        "a record sink (events, metrics or your own) failed at a record of class %s; the job "
+                        "continues, and further failures of this sink are not logged",
                         type(record).__name__,
                     )
 

@@ -106,7 +106,7 @@ def _check_rank_is_given(config: LaunchConfig, rank: int | None) -> None:
     if rank is None:
         last = config.max_nodes - 1
         raise ConfigError.of_setting(
-            "node_rank", f"None: with rdzv_backend='static' each node needs its own, from 0 to {last}"
+            "node_rank", f"None: with rdzv_backend='static' give each node a different rank, from 0 to {last}"
         )
 
 
@@ -142,8 +142,8 @@ def _endpoint(config: LaunchConfig) -> tuple[str, _Warnings]:
 def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, _Warnings]:
     if token is not None:
         raise ConfigError(
-            f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: leave it "
-            "(or the variable ELASTICLIB_TOKEN) out, or use c10d, static or etcd"
+            f"rdzv_backend={config.rdzv_backend!r} does not support a token: leave token out and unset "
+            "ELASTICLIB_TOKEN, or use c10d, static or etcd"
         )
 
     warnings = _unused(config)
@@ -184,7 +184,7 @@ def _private_without_endpoint(config: LaunchConfig, run_id: str, is_in_file: boo
     if may_be_alone:
         return Private(run_id, config.rdzv_backend)
     if is_in_file:
-        raise _no_common_endpoint(config, "the path of a file that all see", "/shared/job")
+        raise _no_common_endpoint(config, "path of a file that all nodes see", "/shared/job")
     if config.rdzv_backend == "static":
         raise _no_common_endpoint(config, "host:port", "node0:29500")
     return None  # an endpoint of this machine is meant, see `_LOCAL_ENDPOINTS`
@@ -221,8 +221,8 @@ def _check_nobody_looks_for(config: LaunchConfig, endpoint: str) -> None:
     if config.min_nodes != 1:
         raise ConfigError.of_setting(
             "rdzv_endpoint",
-            f"{endpoint!r} is on a free port, where no other node can find it, "
-            f"but min_nodes={config.min_nodes}: give a port, the same on all nodes",
+            f"{endpoint!r} means any free port, which the other nodes cannot know, "
+            f"but min_nodes={config.min_nodes}: give the same port on all nodes",
         )
 
 
@@ -251,7 +251,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
         needs_others = config.min_nodes != 1 or (is_static and config.max_nodes > 1)
         if needs_others:
             raise ConfigError.of_setting(
-                "run_id", "'': nodes find their job by its id: give the same id on all of them"
+                "run_id", "'': nodes find each other by this id: give the same non-empty id on all nodes"
             )
         return fresh_id, (f"run_id is empty: this job gets the id {fresh_id}, so no other node can join it",)
 

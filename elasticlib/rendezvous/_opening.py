@@ -82,8 +82,8 @@ def _find_local_etcd(job: NodeJob) -> None:
     except OSError as error:
         raise ConfigError.of_setting(
             "rdzv_endpoint",
-            f"'': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
-            f"node0:2379, and none answers at {job.endpoint} ({error})",
+            f"'': rdzv_backend={job.backend!r} needs an etcd server, but none answers at the default address "
+            f"{job.endpoint} ({error}): give the server's address, such as node0:2379",
         ) from error
 
 

@@ -74,8 +74,8 @@ def _own_token() -> str | None:
     except (OSError, ValueError) as error:
         if user not in _warned:
             _warned.add(user)
-            why = "other users of this machine can join jobs on loopback endpoints"
-            _log.warning("no token of this user: %s; so %s: set %s", error, why, TOKEN_VARIABLE)
+            risk = "other users of this machine can join your jobs on loopback endpoints"
+            _log.warning("%s, because your token file cannot be used: %s; set %s", risk, error, TOKEN_VARIABLE)
         return None
 
 

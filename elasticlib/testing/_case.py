@@ -72,7 +72,9 @@ class ElasticTestCase(unittest.TestCase):
         super().__init_subclass__()
         cls._options = {**cls._options, **options}
         if "nproc" in options:
-            raise _asked.MarkError(f"class {cls.__qualname__}: nproc={options['nproc']!r} is world_size of a class")
+            raise _asked.MarkError(
+                f"class {cls.__qualname__}: use world_size={options['nproc']!r}; nproc is only for the elastic marker"
+            )
         _checked(f"class {cls.__qualname__}", cls._options)
         _as_defined[cls] = dict(vars(cls))
 

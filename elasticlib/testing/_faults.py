@@ -241,7 +241,7 @@ def _as_tuple(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     try:
         return tuple(faults)
     except TypeError:
-        raise ConfigError(f"FaultPlan.faults={faults!r:.80}: give a list of faults, even for one") from None
+        raise ConfigError(f"FaultPlan.faults={faults!r:.80}: give a list of faults, even for a single fault") from None
 
 
 @frozen(repr=False)
@@ -299,7 +299,8 @@ def _check_fields(kind: Any, given: Mapping[str, Any]) -> None:
     needed = {name for name, default in known.items() if default is NOTHING}
     if not needed <= given.keys() <= known.keys():
         raise ValueError(
-            f"{kind.__name__} has the fields {', '.join(known)}; {', '.join(sorted(needed))} must be given"
+            f"{kind.__name__} has a missing or unknown field: its fields are {', '.join(known)}; required: "
+            f"{', '.join(sorted(needed))}"
         )
 
 

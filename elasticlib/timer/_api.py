@@ -116,7 +116,9 @@ def expires(
 def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
     client = client if client is not None else _client
     if client is None:
-        raise TimerError("no timer client is configured: call timer.configure(...) first, or give expires a client")
+        raise TimerError(
+            "no timer client is configured: call timer.configure(...) first, or pass a client to expires()"
+        )
 
     client.acquire(scope, wall_time() + after)
     try:
@@ -218,11 +220,11 @@ class TimerServer(abc.ABC):
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
         scopes = ", ".join(timer.scope_id for timer in timers)
-        _log.warning("worker %s did not leave %s in time and is killed", worker, scopes)
+        _log.warning("worker %s is killed, because its timers expired: %s", worker, scopes)
         try:
             return self._reap_worker(worker)
         except Exception:
-            _log.exception("ending worker %s failed; its timers are dropped", worker)
+            _log.exception("worker %s could not be killed; its timers are dropped", worker)
             return True
 
 
@@ -305,7 +307,7 @@ class ProcessTimers(Generic[R]):
         """Send *signum* to process *pid*; return False if it exists and could not be signalled."""
         # A request may name any process, including the server's own.
         if pid == os.getpid():
-            _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
+            _log.error("a timer of process %d expired; the timer server runs in this process and does not kill it", pid)
             return True
 
         try:
@@ -314,10 +316,10 @@ class ProcessTimers(Generic[R]):
                 raise ProcessLookupError
             # Another process may have the number by now.
             if (handle := self._handles[pid]) is None:
-                raise OSError(errno.EBADF, "it could not be opened when its timer began")
+                raise OSError(errno.EBADF, "no handle of the process could be opened when the timer began")
             handle.send(signum)
         except ProcessLookupError:
-            _log.info("process %d, whose timer expired, had ended", pid)
+            _log.info("process %d, whose timer expired, has already ended", pid)
         except OSError as error:
             if pid not in self._refused:
                 self._refused.add(pid)

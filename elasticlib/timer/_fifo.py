@@ -121,8 +121,8 @@ class FileTimerClient(TimerClient):
             except OSError as error:
                 if not left:
                     raise TimerServerError(
-                        f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
-                        "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
+                        f"no timer server reads {self._file_path!r} ({error}): start the server before its clients, or "
+                        "set TORCHELASTIC_ENABLE_FILE_TIMER=1 to start it with the job"
                     ) from error
 
             # The server may be about to start, or to read.
@@ -186,7 +186,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             os.mkfifo(self._file_path, 0o600)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"file_path={self._file_path!r} cannot become a named pipe: {error}; give another path"
+                f"file_path={self._file_path!r} cannot be created as a named pipe: {error}; give another path"
             ) from error
 
         # This process opens it for writing too: without a client, reads would report its end.
@@ -201,7 +201,9 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         ended.
         """
         if self._thread is not None and self._stopping:
-            raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")
+            raise TimerError(
+                "this timer server cannot start again, because its thread has not ended: create a new server"
+            )
 
         if self._thread is not None:
             _log.warning("the timer server of %s is already running: start() has no effect", self._file_path)
@@ -299,7 +301,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         if not self._kill(pid, deadly.signal):
             return False
 
-        _log.info("process %d did not leave %s in time; it got signal %d", pid, deadly.scope_id, deadly.signal)
+        _log.info("the timer %s of process %d expired: the process got signal %d", deadly.scope_id, pid, deadly.signal)
         self._tell("kill worker process", deadly)
         return True
 
@@ -365,18 +367,18 @@ def _read_request(line: bytes) -> FileTimerRequest:
     if not isinstance(body, dict):
         raise ValueError("it is not a JSON object")
     if body.get("version") != VERSION:
-        raise ValueError(f"its version is {shown(body.get('version'))}, this server knows {VERSION}")
+        raise ValueError(f"its version is {shown(body.get('version'))}, but this server reads only version {VERSION}")
 
     scope = body.get("scope_id")
     pid, deadline, signum = body.get("pid"), body.get("expiration_time"), body.get("signal")
     if not _is_pid(pid):
-        raise ValueError("pid is not a process id")
+        raise ValueError("its field 'pid' is not a process id")
     if not isinstance(scope, str):
-        raise ValueError("scope_id is not a string")
+        raise ValueError("its field 'scope_id' is not a string")
     if not is_number(deadline) or not is_deadline(deadline):
-        raise ValueError("expiration_time is not a number, or too large")
+        raise ValueError("its field 'expiration_time' is not a number, or is too large")
     if not _is_signal(signum):
-        raise ValueError("signal is not a signal of this system")
+        raise ValueError("its field 'signal' is not the number of a signal of this system")
 
     return FileTimerRequest(pid, escaped(scope), deadline, signum)
 

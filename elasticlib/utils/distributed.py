@@ -53,7 +53,9 @@ def create_c10d_store(
     """
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
-        raise ConfigError(f"server_port=-1 means any port, but {who} must know it: give server_port, such as 29500")
+        raise ConfigError(
+            f"server_port=-1 means any free port, but {who} must know the port: give one, such as server_port=29500"
+        )
 
     from torch.distributed import DistStoreError
 
@@ -126,7 +128,7 @@ def get_socket_with_port() -> socket.socket:
         except OSError as error:
             troubles.append(f"{place}: {error}")
 
-    raise StartError(f"no port is free on all addresses: {'; '.join(troubles)}")
+    raise StartError(f"no free port could be bound: {'; '.join(troubles)}")
 
 
 def get_free_port() -> int:

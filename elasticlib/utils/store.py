@@ -81,7 +81,9 @@ def barrier(
     ``AssertionError`` for a decoder without a rank. (In torch, only rank 0 names missing ranks.)
     """
     if rank is None and rank_tracing_decoder is not None:
-        raise AssertionError(f"rank_tracing_decoder={rank_tracing_decoder!r} needs a rank: give rank=, too")
+        raise AssertionError(
+            f"rank_tracing_decoder={rank_tracing_decoder!r} has no effect without a rank: give rank=, too"
+        )
 
     from torch.distributed import DistStoreError
 

@@ -35,6 +35,7 @@ from elasticlib.errors import ConfigError, EntrypointError, PicklingError, Proce
 from elasticlib.logs import ERROR_FILE, Duplicates, LogRounds
 from elasticlib.processes import Waitable, wait_readable
 from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, LogsSpecs, WorkerSpec
+from elasticlib.stacks import ranks_text
 from elasticlib.utils import DataclassView
 from elasticlib.workers import _environment, _machine, _packing, _plan, _signals
 from elasticlib.workers._processes import Processes
@@ -160,7 +161,9 @@ class PContext(abc.ABC):
         with self._lock:
             if self._started or self._over:
                 done = "started" if self._started else "closed"
-                raise ConfigError(f"the processes of {self.name!r} were {done} already: call start_processes again")
+                raise ConfigError(
+                    f"the processes of {self.name!r} were already {done}: create new ones with start_processes(...)"
+                )
 
             handled = _signals.parse_signals(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(handled, self._doing)
@@ -467,8 +470,8 @@ def _check_ranks(name: str, by_rank: object, count: int) -> None:
         )
     if set(by_rank) != set(range(count)):
         raise LocalRanksError(
-            f"{name} has the local ranks {list(by_rank)}, and must have exactly those from 0 to {count - 1}: "
-            "args and envs need one entry for each process"
+            f"{name} has entries for the local ranks {list(by_rank)}, but must have one for each local rank from 0 to "
+            f"{count - 1}: args and envs need one entry for each process"
         )
 
 
@@ -496,7 +499,10 @@ def _check_variable(rank: int, name: object, value: object) -> None:
         raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be strings")
     is_name = name and "=" not in name and "\0" not in name
     if not is_name or "\0" in value:
-        raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which an environment cannot contain")
+        raise ConfigError(
+            f"envs[{rank}] has {name!r}: {value!r}: a name must be non-empty and without '=', and neither name nor "
+            "value can contain NUL"
+        )
 
 
 def line_prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
@@ -529,10 +535,10 @@ def _warn_of_strange_ranks(texts: Mapping[object, object], count: int) -> None:
     if not strange:
         return
     logger.warning(
-        "log_line_prefixes names local rank%s %s, but there %s only: that has no effect",
+        "log_line_prefixes names local rank%s %s, but this node has only %s: that has no effect",
         "s" * (len(strange) > 1),
         ", ".join(map(repr, strange)),
-        "is 0" if count == 1 else f"are 0 to {count - 1}",
+        ranks_text(range(count), "local rank"),
     )
 
 
@@ -551,7 +557,7 @@ def check_seconds(name: str, value: object) -> float:
     if not isinstance(value, numbers.Real):
         raise ArgumentError.of_setting(name, f"{value!r} must be a number of seconds")
     if math.isnan(value):
-        raise ConfigError.of_setting(name, "nan is not a time: give seconds, math.inf for no limit")
+        raise ConfigError.of_setting(name, "nan is not a time: give a number of seconds, or math.inf for no limit")
     return float(value)
 
 

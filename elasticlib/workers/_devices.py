@@ -166,8 +166,8 @@ def _answer(
             left = 0.1 if began is None else _LIMIT - (monotonic() - began)
             if left <= 0:
                 raise StartError(
-                    f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does "
-                    f"nvidia-smi, or the like, answer?); {instead} so that torch is not asked"
+                    f"{doing} took more than {_LIMIT:g} s, because torch waits for the device driver: check that "
+                    f"nvidia-smi (or your vendor's tool) answers, or {instead}"
                 )
 
             if not wait_readable([channel], left):

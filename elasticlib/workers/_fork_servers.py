@@ -215,7 +215,7 @@ class ForkServer:
             with self._sending:
                 self._link.send(message, descriptors)
         except BlockingIOError as error:
-            self._failure = StartError("the fork server process does not respond: it is stopped, or hangs")
+            self._failure = StartError("the fork server process does not respond: it is suspended, or hangs")
             raise self._failure from error
 
     def listen(self) -> Exception | None:

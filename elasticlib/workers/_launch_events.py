@@ -191,7 +191,7 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
     op = message["op"]
     read = _READERS.get(op) if isinstance(op, str) else None
     if read is None:
-        raise ValueError(f"a spawner says {op!r}, which no launcher knows")
+        raise ValueError(f"the spawner sent the unknown message {op!r}")
     return read(message, descriptors)
 
 

@@ -144,7 +144,7 @@ def prepare_workers(
     # A script without a guard would start workers that import it, which would start workers ...
     if _main.is_importing():
         raise ConfigError(
-            "this script starts workers while a worker imports it: put the call behind `if __name__ == '__main__':`, "
+            "this script starts workers while a worker imports it: put the call under `if __name__ == '__main__':`, "
             "or set LaunchConfig(main='value')"
         )
 
@@ -177,8 +177,8 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
         # Loaded ahead, OpenMP would bind the workers' threads to places among the fork server's
         # CPUs.
         _log.warning(
-            "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
-            "itself, on its own CPUs",
+            "numa_options=%s: OpenMP binds threads too, because of OMP_PROC_BIND, OMP_PLACES or the like; so that the "
+            "bindings agree, each worker imports %s itself, which makes starts slower",
             spec.numa_options.affinity_mode.value if spec.numa_options else None,
             ", ".join(preload),
         )
@@ -190,7 +190,10 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
 def _warn_without_device(variables: Sequence[Mapping[str, str]]) -> None:
     bare = [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]
     if bare:
-        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
+        _log.warning(
+            "virtual_local_rank=True: CUDA_VISIBLE_DEVICES (or HIP_VISIBLE_DEVICES) lists no device for %s",
+            ranks_text(bare, "local rank"),
+        )
 
 
 def _openmp_binds(environment: Mapping[str, str]) -> bool:
@@ -246,7 +249,7 @@ def _affinities(spec: WorkerSpec, job: LaunchPlan) -> list[frozenset[int]]:
 def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> LaunchPlan:
     args, kwargs = spec.args, spec.kwargs
     if spec.module or spec.no_python:
-        raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
+        raise EntrypointError(f"module and no_python cannot be used with a callable ({entry!r}): leave them out")
 
     target = check_function(entry)
     job = _saying(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
@@ -295,7 +298,7 @@ def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
 def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
     """Return the job of a script, a module or a program."""
     if start_method == "fork":
-        _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
+        _log.info("start_method='fork' works only for functions: %s is started with 'forkserver' instead", entry)
         start_method = "forkserver"
 
     args = tuple(str(arg) for arg in spec.args)
@@ -322,7 +325,10 @@ def _check_command(entry: str, args: tuple[str, ...], kwargs: Mapping[str, Any])
                 f"{word!r} contains a NUL character, which a command line cannot contain: leave it out"
             )
     if kwargs:
-        raise EntrypointError(f"{entry!r} accepts no keyword arguments ({', '.join(kwargs)}): pass them as strings")
+        raise EntrypointError(
+            f"{entry!r} is a command, which accepts no keyword arguments ({', '.join(kwargs)}): "
+            "pass strings, such as '--name=value'"
+        )
 
 
 def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -382,8 +388,8 @@ def _by_interpreter(
 
     if text is not None:
         raise EntrypointError(
-            f"script {command[-1]!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get "
-            "its text: give a file"
+            f"script {command[-1]!r} is a pipe, which works only if PYTHON_EXEC can import elasticlib, and "
+            f"PYTHON_EXEC={python!r} cannot: give a file"
         )
 
     warnings.warn(
@@ -481,8 +487,8 @@ def _refuse_preload(spec: WorkerSpec) -> None:
     if _is_preload_chosen(spec):
         raise ConfigError.of_setting(
             "preload",
-            f"{','.join(spec.preload)!r}: only Python workers of start_method='forkserver' can be "
-            "preloaded: leave it out",
+            f"{','.join(spec.preload)!r}: modules can be preloaded only for Python workers with "
+            "start_method='forkserver': leave preload out",
         )
 
 

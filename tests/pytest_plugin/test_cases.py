@@ -243,7 +243,7 @@ def test_a_case_on_torchs_test_case_has_its_helpers_and_device_types(run: Run) -
     ("options", "message"),
     [
         ("timeout=0", "class It: timeout=0 must be a number of seconds above 0"),
-        ("nproc=4", "class It: nproc=4 is world_size of a class"),
+        ("nproc=4", "class It: use world_size=4; nproc is only for the elastic marker"),
         ("threads=True", "class It: threads=True is unknown"),
         ("backend='glo'", "class It: backend='glo' is unknown"),
     ],

@@ -200,5 +200,5 @@ def test_modules_that_ranks_do_not_get_imported_are_told_with_the_line(run: Run,
 
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(
-        ["E*TimeoutError: The ranks have not imported the tests' modules in 1 s. They are at:", "*test_it.py:5*"]
+        ["E*TimeoutError: The ranks have not imported the tests' modules within 1 s. Their stacks:", "*test_it.py:5*"]
     )

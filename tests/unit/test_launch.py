@@ -246,7 +246,7 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
         (Path("/"), {}, "without a __main__.py"),
         (functools.partial(print, threading.Lock()), {}, "bound argument 0 of print, a lock, cannot be sent"),
         (print, {"virtual_local_rank": True}, "CUDA_VISIBLE_DEVICES"),
-        (print, {"module": True}, "not for the callable"),
+        (print, {"module": True}, "cannot be used with a callable"),
         (print, {"preload": ("numpy",), "start_method": "spawn"}, "preload='numpy'"),
         (print, {"signals_to_handle": "SIGKILL"}, "SIGKILL cannot be caught"),
     ],
@@ -346,15 +346,24 @@ def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"local_ranks_filter": [7]}, ["local_ranks_filter names local rank 7, but this node has 0-1 only"]),
-        ({"local_ranks_filter": [1, 7]}, ["local_ranks_filter names local rank 7, but this node has 0-1 only"]),
-        ({"redirects": {5: Std.OUT, 1: Std.OUT}}, ["redirects names local rank 5, but this node has 0-1 only"]),
-        ({"tee": {5: Std.OUT, 3: Std.OUT}}, ["tee names local ranks 3, 5, but this node has 0-1 only"]),
+        (
+            {"local_ranks_filter": [7]},
+            ["local_ranks_filter names local rank 7, but this node has only local ranks 0-1"],
+        ),
+        (
+            {"local_ranks_filter": [1, 7]},
+            ["local_ranks_filter names local rank 7, but this node has only local ranks 0-1"],
+        ),
+        (
+            {"redirects": {5: Std.OUT, 1: Std.OUT}},
+            ["redirects names local rank 5, but this node has only local ranks 0-1"],
+        ),
+        ({"tee": {5: Std.OUT, 3: Std.OUT}}, ["tee names local ranks 3, 5, but this node has only local ranks 0-1"]),
         (
             {"tee": {5: Std.OUT}, "redirects": {-1: Std.ALL}},
             [
-                "redirects names local rank -1, but this node has 0-1 only",
-                "tee names local rank 5, but this node has 0-1 only",
+                "redirects names local rank -1, but this node has only local ranks 0-1",
+                "tee names local rank 5, but this node has only local ranks 0-1",
             ],
         ),
         ({"redirects": {0: Std.OUT}, "tee": Std.ALL, "local_ranks_filter": [0, 1]}, []),
@@ -390,7 +399,7 @@ NOWHERE = DefaultLogsSpecs(os.devnull)
         ({"max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint='': 2 nodes need a common endpoint"),
         (
             {"rdzv_backend": "etcd"},
-            "rdzv_endpoint='': rdzv_backend='etcd' needs the address of an etcd server, .*localhost:2379",
+            "rdzv_endpoint='': rdzv_backend='etcd' needs an etcd server, .*localhost:2379",
         ),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_endpoint": "node0:29400"}, "run_id=''"),
         ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds, 0.1 or more"),
@@ -399,11 +408,11 @@ NOWHERE = DefaultLogsSpecs(os.devnull)
         ({"event_log_handler": "nowhere"}, "event_log_handler='nowhere'.*console, dynamic_rendezvous, null"),
         (
             {"logs_specs": NOWHERE, "duplicate_stdout_filters": ["loss"]},
-            "duplicate_stdout_.*'loss'.* needs a log folder",
+            "duplicate_stdout_.*'loss'.* needs a file for the filtered lines",
         ),
         (
             {"logs_specs": NOWHERE, "duplicate_stderr_filters": ["loss"]},
-            "duplicate_stderr_.*'loss'.* needs a log folder",
+            "duplicate_stderr_.*'loss'.* needs a file for the filtered lines",
         ),
     ],
 )

@@ -102,7 +102,8 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),
-            "killed with the workers that had detached it: process 71 (rsync -a out host:), process 72 (sleep 60)",
+            "detached processes of workers were killed, because the job failed or restarts: "
+            "process 71 (rsync -a out host:), process 72 (sleep 60)",
         ),
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
@@ -221,7 +222,7 @@ def test_a_sink_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCa
 
     assert got == [STARTED, LogsKept("/tmp/logs")]
     (entry,) = caplog.records
-    assert "'RoundStarted'; the job continues" in entry.getMessage()
+    assert "a record of class RoundStarted; the job continues" in entry.getMessage()
     assert entry.exc_info is not None
 
 

@@ -668,13 +668,15 @@ def test_standalone_waits_for_no_other_node(launches: Launches, caplog: pytest.L
     main(["--standalone", "--nnodes", "1:3", "train.py"])
 
     assert (1, 1) == (launches.config.min_nodes, launches.config.max_nodes)
-    assert ["--standalone: this job runs on one node, despite --nnodes=1:3"] == caplog.messages
+    assert ["--standalone: this job runs on one node only; the maximum of --nnodes=1:3 is ignored"] == caplog.messages
 
 
 def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
     main(["--standalone", "--rdzv-id", "mine", "--node_rank", "3", "train.py"])
 
-    assert ["no effect with --standalone, which runs on this node only: --rdzv-id, --node-rank"] == caplog.messages
+    assert [
+        "--standalone: this job runs on this node only, so these have no effect: --rdzv-id, --node-rank"
+    ] == caplog.messages
 
 
 @pytest.fixture
@@ -787,7 +789,7 @@ def test_a_configuration_has_no_place_for_rows_at_the_terminal(caplog: pytest.Lo
     config, _, _ = elasticlib.run.config_from_args(parse_args(["--progress", "--nproc-per-node", "1", "x.py"]))
 
     assert [record.getMessage() for record in caplog.records] == [
-        "no effect: --progress (a configuration has no place for it: elasticrun itself draws the rows)"
+        "no effect: --progress (only the command elasticrun can show it)"
     ]
     assert Std.NONE == config.logs_specs._redirects
 
@@ -870,7 +872,7 @@ def test_nodes_conf_and_waiting_reach_the_config(launches: Launches) -> None:
         ("--rdzv-backend c10d --master-addr node0", "--master-addr is ignored"),
         ("--rdzv-backend etcd --rdzv-endpoint e1 --master-port 29500", "--master-port is ignored"),
         ("--nnodes 2 --node-rank 1", "--master-addr is not given: only nodes on this machine"),
-        ("--node-rank 1", "--node-rank is ignored: the node rank in a job of one node is 0"),
+        ("--node-rank 1", "--node-rank is ignored: the only node of this job has rank 0"),
         ("--nnodes 2 --rdzv-endpoint a:1 --master-addr b", "--master-addr 'b' is ignored: --rdzv-endpoint 'a:1'"),
         ("--nnodes 2 --rdzv-endpoint a:1 --master-port 70000", "--master-port 70000 is ignored"),
     ],

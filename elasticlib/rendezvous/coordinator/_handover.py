@@ -101,20 +101,22 @@ def read_handover(
     *is_private*: it was stored where no stranger writes, so it is the latest.
     """
     if data is None:
-        raise RendezvousStateError("it is no longer in the store: the job ended without this node, or was deleted")
+        raise RendezvousStateError(
+            "the coordinator's state is no longer in the store: the job ended without this node, or was deleted"
+        )
 
     text = _checked(data, run_id, key)
     try:
         body = loads(text)
         nonce, epoch = _untrusted.name(body["nonce"]), body["epoch"]
         if type(epoch) is not int or not 0 <= epoch < messages.LAST_EPOCH:
-            raise ValueError(f"its epoch {_untrusted.shown(epoch)} is not a number of takeovers")
+            raise ValueError(f"its epoch {_untrusted.shown(epoch)} is not a valid number")
         state = decode_state(body["state"].encode("ascii"), now)
         state = state if is_private else _reserved(state, now, key is not None)
         outbox, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, outbox, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
-        raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error
+        raise RendezvousStateError(f"the coordinator's state in the store is damaged: {error!r:.400}") from error
 
 
 def _reserved(state: JobState, now: float, signed: bool) -> JobState:
@@ -132,18 +134,20 @@ def _reserved(state: JobState, now: float, signed: bool) -> JobState:
 def _checked(data: bytes, run_id: str, key: bytes | None) -> bytes:
     if key is None:
         if data.startswith(_MARK):
-            raise RendezvousStateError("the coordinator's document is signed, and this node has no token")
+            raise RendezvousStateError("the coordinator's state in the store is signed, but this node has no token")
         return data
 
     if not data.startswith(_MARK):
-        raise RendezvousStateError("the coordinator's document is not signed, and this job has a token")
+        raise RendezvousStateError("the coordinator's state in the store is not signed, but this node has a token")
 
     start = len(_MARK) + _DIGITS
     found, mark, text = data[len(_MARK) : start], data[start : start + 1], data[start + 1 :]
 
     # In constant time, or a stranger could find the signature byte by byte.
     if mark != b":" or not hmac.compare_digest(found, _signature(text, run_id, key)):
-        raise RendezvousStateError("the signature of the coordinator's document is not of this job and its token")
+        raise RendezvousStateError(
+            "the coordinator's state in the store was signed with another token, or for another job"
+        )
 
     return text
 
@@ -190,7 +194,7 @@ def decode_state(data: bytes, now: float) -> JobState:
     try:
         body = _untrusted.parse(data)
         if _untrusted.whole(body["v"]) != VERSION:
-            raise ValueError(f"it has version {body['v']}, this node reads version {VERSION}")
+            raise ValueError(f"its version is {body['v']}, but this node reads only version {VERSION}")
         return _state(body, now)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         why = f"{data[:80]!r} is not a coordinator's state: {error!r}"
@@ -303,7 +307,9 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
 
     # Ranks are looked up by place: each node appears once, with one assignment.
     if not len(set(nodes)) == len(nodes) == len(assignments) > 0:
-        raise ValueError(f"{len(assignments)} rank assignments for the nodes {nodes!r:.80}")
+        raise ValueError(
+            f"it has {len(assignments)} rank assignments for the nodes {nodes!r:.80}: each node must have one"
+        )
 
     return Round(
         number=_untrusted.whole(value["number"], 0),
@@ -358,5 +364,5 @@ def _message(message: messages.Message | None) -> Any:
 def _read_message(body: Any, kind: type[_T]) -> _T:
     message = messages.decode(dumps(body).encode("ascii"))
     if not isinstance(message, kind):
-        raise ValueError(f"found a {type(message).__name__} instead of a {kind.__name__}")
+        raise ValueError(f"it contains a {type(message).__name__} where a {kind.__name__} should be")
     return message

@@ -247,7 +247,7 @@ def _referred(reference: int | None, texts: Sequence[CoordinatorNotice], state: 
         found = None if state.round is None else state.round.assignments[-1 - reference]
 
     if found is None:
-        raise ValueError(f"the outbox names the node {_untrusted.shown(reference)}, which is not known")
+        raise ValueError(f"it refers to message {_untrusted.shown(reference)}, which it does not contain")
 
     return found
 
@@ -281,5 +281,5 @@ def _whole_cause(final: Final) -> dict[str, Message]:
 def _notice(text: Any) -> CoordinatorNotice:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
     if not isinstance(message, CoordinatorNotice):
-        raise ValueError(f"found a {type(message).__name__} instead of a notice")
+        raise ValueError(f"it contains a {type(message).__name__}, which a coordinator never sends")
     return message

@@ -23,6 +23,7 @@ from attrs import Factory, define, evolve, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._times import soonest
+from elasticlib._wording import counted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator import _coordinator, _server_events as events, _state
 from elasticlib.rendezvous.coordinator._causes import in_brief
@@ -49,7 +50,7 @@ Refusals of the document by the store after which the job ends; after the first,
 shortened.
 """
 SET_BACK = "the job's saved state was replaced by an older one"
-DESTROYED = "the job's saved state was destroyed"
+DESTROYED = "the job's saved state cannot be used"
 
 
 @define(eq=False, repr=False)
@@ -317,7 +318,8 @@ class Server:
             self._outbox.catch_up(node, mailbox, heartbeat.read)
             if self.state.final is not None:
                 self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
-            self._set_back(f"node {node} has read {heartbeat.read} notices, but the saved state has {known}", now, out)
+            said = f"node {node} has read {counted(heartbeat.read, 'message')}, but the saved state has {known}"
+            self._set_back(said, now, out)
 
     # Output.
 

@@ -54,7 +54,8 @@ class RendezvousStoreInfo:
             return RendezvousStoreInfo(addr.decode(), int(port))
         except ValueError:
             raise RendezvousStateError(
-                f"the store holds {addr[:80]!r} and {port[:80]!r}, which are not an address and a port"
+                f"the store holds {addr[:80]!r} as MASTER_ADDR and {port[:80]!r} as MASTER_PORT, "
+                "which are not a valid address and port"
             ) from None
 
 

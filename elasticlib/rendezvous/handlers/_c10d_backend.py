@@ -68,7 +68,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         # distinguished.
         value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
         if len(value) > _LONGEST:
-            why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
+            why = f"a state of {len(state):,} bytes is too large: a store of torch takes {_LONGEST:,} bytes of base64"
             raise RequestRefusedError(why, True)
 
         expected = b"" if token is None else token
@@ -157,7 +157,7 @@ def _file_store(endpoint: str) -> Any:
     try:
         return FileStore(path, -1)
     except (ValueError, RuntimeError) as error:
-        raise RendezvousConnectionError(f"endpoint={path!r} cannot be the file of a store: {error}") from error
+        raise RendezvousConnectionError(f"endpoint={path!r} cannot be used as the file of a store: {error}") from error
 
 
 def _read(value: bytes) -> tuple[bytes, Token] | None:
@@ -169,4 +169,6 @@ def _read(value: bytes) -> tuple[bytes, Token] | None:
             raise ValueError("its mark is missing")
         return base64.b64decode(text, validate=True), value
     except ValueError as error:
-        raise RendezvousStateError(f"the store holds {value[:80]!r}, which is not a state: {error}") from error
+        raise RendezvousStateError(
+            f"the store holds {value[:80]!r} instead of the state of a rendezvous: {error}"
+        ) from error

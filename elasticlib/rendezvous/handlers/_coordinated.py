@@ -185,7 +185,7 @@ class CoordinatedHandler(RendezvousHandler):
         limit = self.job.close_timeout
         if not self._notes.wait_for(self._notes.has_final, limit):
             raise RendezvousTimeoutError(
-                f"job {self.job.run_id!r} was not closed in {limit:g} s: no coordinator answers"
+                f"job {self.job.run_id!r} could not be closed within {limit:g} s: its coordinator does not answer"
             )
 
     def num_nodes_waiting(self) -> int:
@@ -240,7 +240,10 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             self._check_open()
             if self._node.member is not None:
-                raise ConfigError(f"this handler of job {self.job.run_id!r} is in use: give the agent a new one")
+                raise ConfigError(
+                    f"this rendezvous handler of job {self.job.run_id!r} is already in use: create another handler for "
+                    "the agent"
+                )
             address = local_addr or self.job.local_addr
             job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
             member = self._agents_member = self._connect(job)
@@ -263,7 +266,9 @@ class CoordinatedHandler(RendezvousHandler):
     def _check_open(self) -> None:
         self._node.check_open()
         if self._agents_member is not None:
-            raise ConfigError(f"an agent uses this handler of job {self.job.run_id!r}: make a new one")
+            raise ConfigError(
+                f"this rendezvous handler of job {self.job.run_id!r} is in use by an agent: create another handler"
+            )
 
     def _open(self) -> Talk:
         # Under one lock with the check: an agent cannot take the place in between.
@@ -317,7 +322,9 @@ class _HandlerNode:
     def check_open(self) -> None:
         """Raise the reason why this node cannot take part any more, if there is one."""
         if self._closing:
-            raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
+            raise RendezvousClosedError(
+                f"this rendezvous handler of job {self.job.run_id!r} was shut down: create another handler"
+            )
         if self.notes.final is not None:
             raise _reason(self.notes.final, self.job)
 

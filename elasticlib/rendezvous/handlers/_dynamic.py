@@ -253,7 +253,7 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
     """Raise `ConfigError` for an invalid setting or backend."""
     if not isinstance(settings.run_id, str) or not settings.run_id:
         raise ConfigError.of_setting(
-            "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same id to all"
+            "run_id", f"{settings.run_id!r}: nodes find each other by this id: give the same non-empty id on all nodes"
         )
 
     check_nodes(settings.min_nodes, settings.max_nodes)
@@ -281,7 +281,7 @@ def _check_backend(backend: RendezvousBackend) -> None:
     if missing:
         raise ConfigError(f"backend={backend!r} is not a RendezvousBackend: it lacks {', '.join(missing)}")
     if backend.name == "static":
-        raise ConfigError("the name 'static' is reserved for nodes with given ranks: use another name")
+        raise ConfigError("backend.name='static' is reserved: give the backend another name")
 
 
 def _backoff(value: Any) -> float:

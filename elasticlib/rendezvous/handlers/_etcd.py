@@ -163,13 +163,17 @@ def _endpoint(client: str | V3Keys) -> str:
         return client
     if not isinstance(client, V3Keys):
         raise ConfigError(
-            f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
+            f"client={client!r:.80} is not an etcd client of elasticlib: give host:port, or the result of "
+            "EtcdServer.get_client()"
         )
 
     # A client does not know the files that it was made with, and the handler's own process needs
     # them.
     if client.site.tls is not None:
-        raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
+        raise ConfigError(
+            f"client={client.site.url}: a client with TLS cannot be used here: call create_rdzv_handler, and name the "
+            "TLS files in its options"
+        )
 
     return spell(client.site.host, client.site.port)
 

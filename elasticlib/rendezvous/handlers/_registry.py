@@ -74,7 +74,7 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
         _check_static(params, job.node_rank)
     elif not params.run_id:
         raise ConfigError.of_setting(
-            "run_id", f"{params.run_id!r}: nodes find their job by its id: give the same id to all"
+            "run_id", f"{params.run_id!r}: nodes find each other by this id: give the same non-empty id on all nodes"
         )
 
     if not is_unicode(params.run_id):
@@ -86,7 +86,7 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
 def _check_static(params: RendezvousParameters, rank: int | None) -> None:
     if rank is None or not 0 <= rank < params.max_nodes:
         last = params.max_nodes - 1
-        raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
+        raise ConfigError(f"rank={rank}: with rdzv_backend='static' give each node a different rank, from 0 to {last}")
     # With two defaults: only a given port is the same twice.
     ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
     if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
@@ -129,13 +129,13 @@ class RendezvousHandlerRegistry:
         another creator.
         """
         if not backend:
-            raise ConfigError(f"backend={backend!r} is not a name for a rendezvous backend")
+            raise ConfigError(f"backend={backend!r} is not a name for a rendezvous backend: give a non-empty string")
         with self._lock:
             # One step: if two threads register a name, one of them gets the error.
             known = self._creators.setdefault(backend, creator)
         if known != creator:
             raise ConfigError(
-                f"backend={backend!r} already belongs to {known!r}: register {creator!r} under another name"
+                f"backend={backend!r} is already registered, to {known!r}: register {creator!r} under another name"
             )
 
     def renew(self) -> None:
@@ -167,7 +167,10 @@ class RendezvousHandlerRegistry:
 
         handler = creator(params)
         if (made := handler.get_backend()) != params.backend:
-            raise RuntimeError(f"the creator of backend {params.backend!r} made a handler that calls itself {made!r}")
+            raise RuntimeError(
+                f"the creator of backend {params.backend!r} returned a handler whose get_backend() is {made!r}: "
+                f"it must be {params.backend!r}"
+            )
 
         return handler
 

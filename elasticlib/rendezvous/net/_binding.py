@@ -89,7 +89,7 @@ def _bind_outer_name(
     # One name for many machines: each finds itself under it, so all agree on the lowest address.
     lowest = min(outer, key=_order)
     if lowest not in here:
-        why = "names several machines, and the lowest address is another one's"
+        why = "names several machines, and the store must be on the one with the lowest address, not on this one"
         return Elsewhere(f"{host} ({_spell_all(addresses)}) {why}")
 
     # Where the name leads here by several addresses, peers may come by any of them.

@@ -298,7 +298,7 @@ class NodeClient:
     def _say(self, event: events.Event, what: str) -> None:
         with self.turned:
             if self._session.closed:
-                raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {what:.60} comes too late")
+                raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {what:.60}")
             self.tell(event)
 
     def _perform(self, actions: tuple[events.Action, ...]) -> None:
@@ -341,7 +341,7 @@ def _valid_descriptor(descriptor: messages.Descriptor, node: str) -> messages.De
     join = messages.Join(node, descriptor, None)
     _checked(join)
     if (size := len(messages.encode(join))) > _LONGEST_JOIN:
-        why = f"the description of node {node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+        why = f"the description of node {node} has {size:,} bytes, but the limit is {_LONGEST_JOIN:,}"
         raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
     return descriptor
 

@@ -234,7 +234,7 @@ class StoreRole(CoordinatorRole):
         is_shared = self._served is not None
         if is_shared and self._backend.word_of(exchange) != self._store_mark:
             exchange.close()
-            again = f"the store at {self._job.endpoint} was opened again, and has nothing of this job"
+            again = f"the store at {self._job.endpoint} was started again, and has no data of this job"
             raise self._shared_store_lost(again)
 
         return exchange
@@ -251,7 +251,7 @@ class StoreRole(CoordinatorRole):
         hint = ""
         if served:
             owner = f"the store at {job.endpoint} was opened for job {_named(served)}"
-            hint = f"{owner}, this is job {job.run_id!r}: is its id right?"
+            hint = f"{owner}, but this is job {job.run_id!r}: is this id right?"
 
         self._coordinate(backend.coordinating(exchange), hint)
 
@@ -263,7 +263,7 @@ class StoreRole(CoordinatorRole):
         with self._lock:
             if self._closing:
                 # `close` would not find this host, and its thread would continue alone.
-                raise RendezvousConnectionError("the rendezvous was closed while it connected")
+                raise RendezvousConnectionError("the rendezvous was closed while this node connected to the store")
             host = self._host = self._new_host(exchange, state_log, hint)
             start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
 
@@ -326,7 +326,7 @@ class LeaderRole(CoordinatorRole):
             raise
 
         if over:
-            raise RendezvousClosedError(f"job {self._job.run_id!r} has ended, and no node is left in it")
+            raise RendezvousClosedError(f"job {self._job.run_id!r} has already ended, and all its nodes have left")
 
         self._leads = True
         start_thread(threading.Thread(target=self._lead, args=(state_log,), name="elasticlib-coordinator", daemon=True))

@@ -81,7 +81,7 @@ class NodeIdentity:
             raise RendezvousStateError(_why_foreign(data, self.key, error)) from error
 
         if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
-            raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
+            raise RendezvousStateError(f"the store holds {data[:80]!r} instead of the entry of job {self.run_id!r}")
 
         if self.nonce and announcement.nonce != self.nonce:
             # The job that this node was in is over.
@@ -100,10 +100,15 @@ class NodeIdentity:
         """Return the notice at *key*; *last* is the last round in which this node had ranks."""
         message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, messages.CoordinatorNotice):
-            raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which a coordinator never sends")
+            raise RendezvousStateError(
+                f"the store key {key} holds a {type(message).__name__}, which a coordinator never sends"
+            )
         # Rounds only grow: an old assignment that is shown again must not start workers beside others.
         if isinstance(message, messages.RankAssignment) and message.round <= last:
-            raise RendezvousStateError(f"{key} holds ranks of round {message.round}, and round {last} had come before")
+            raise RendezvousStateError(
+                f"the store key {key} holds ranks of round {message.round}, but this node already got those of "
+                f"round {last}"
+            )
         return message
 
     def whole(self, final: messages.Final, data: bytes | None) -> messages.Final:

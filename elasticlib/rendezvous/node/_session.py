@@ -443,7 +443,7 @@ class Session:
             self._judge(_session_liveness.Assigned(read), now, out)
             self.words += (self._in_time(ranks),)
         elif read == -math.inf:  # so they waited for an unknown time, or the round has ended
-            self._stop("the ranks that it got came too late")
+            self._stop("the ranks of this node arrived too late")
 
     def _in_time(self, word: Word) -> Word:
         """

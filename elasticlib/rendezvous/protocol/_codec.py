@@ -87,7 +87,9 @@ class Codec:
         version = body.get("v")
         is_ours = type(version) is int and version == self._version  # True equals 1, but is not a version
         if not is_ours:
-            raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
+            raise ValueError(
+                f"its version is {_untrusted.shown(version)}, but this node reads only version {self._version}"
+            )
 
         body = dict(body)
         signature = body.pop("mac", None)
@@ -112,14 +114,14 @@ class Codec:
         version = value.get("v") if isinstance(value, dict) else None
         is_ours = type(version) is int and version == self._version
         if not is_ours:
-            raise ValueError("the message holds no report of this version")
+            raise ValueError(f"it contains no report of version {self._version}")
         return self._named(value, self._nested)
 
     def _of(self, cls: type[Any], body: Any) -> Any:
         readers = self._fields[cls]
         has_its_fields = isinstance(body, dict) and self._needed[cls] <= body.keys() <= readers.keys()
         if not has_its_fields:
-            raise ValueError(f"{cls.__name__} needs exactly the fields {', '.join(readers)}")
+            raise ValueError(f"{cls.__name__} has a missing or unknown field: its fields are {', '.join(readers)}")
         return cls(**{name: readers[name](value) for name, value in body.items()})
 
 
@@ -143,17 +145,17 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
     """Raise ValueError unless the signature *found* is that of *key* for *place*."""
     if key is None:
         if found is not None:
-            raise ValueError("it is signed, and this node has no token")
+            raise ValueError("it is signed, but this node has no token")
         return
 
     if not isinstance(found, str):
-        raise ValueError("it is not signed, and this node has a token")
+        raise ValueError("it is not signed, but this node has a token")
 
     expected = mac(write(body), key, place).encode()
 
     # In constant time: the duration must not show how much of a signature was right.
     if not hmac.compare_digest(found.encode("utf-8", "replace"), expected):
-        raise ValueError("its signature is of another token or another key")
+        raise ValueError("it was signed with another token, or for another key of the store")
 
 
 def _or_none(read: Reader) -> Reader:

@@ -197,7 +197,7 @@ class RankAssignment:
             (self.role_rank_base, self.role_world_size),
         ):
             if own >= all_of_them:
-                raise ValueError(f"{own} of {all_of_them} is not a rank")
+                raise ValueError(f"rank {own} is out of range: it must be below {all_of_them}")
 
 
 @frozen

@@ -55,7 +55,9 @@ class _Host:
         try:
             self.link.send({"op": "fork", "backend": backend}, (channel.fileno(),))
         except BlockingIOError as error:
-            raise StartError("the process that sidecars are forked from does not respond: it is stopped") from error
+            raise StartError(
+                "the process from which rendezvous sidecars are forked does not respond (was it suspended?)"
+            ) from error
 
     def end(self) -> None:
         self.link.close()

@@ -144,7 +144,7 @@ class SidecarClient:
 
     def _say(self, message: Message, *descriptors: int) -> None:
         if self._closed:
-            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {message['op']!r} comes too late")
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {message['op']!r}")
         self._process.say(message, *descriptors)
 
     # Events.
@@ -246,7 +246,7 @@ class SidecarClient:
 
         # After the job's end there is nothing to ask for.
         if self.final is None and self._succession.may_continue():
-            _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
+            _log.warning("node %s: %s: a new process replaces it, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
             return
 

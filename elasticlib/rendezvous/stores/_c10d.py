@@ -191,7 +191,7 @@ class C10dBackend:
         deadline = monotonic() + timeout
         if self.port == 0:
             raise ConfigError.of_setting(
-                "rdzv_endpoint", f"{self.job.endpoint!r} has port 0: no other node could find the store"
+                "rdzv_endpoint", f"{self.job.endpoint!r} has port 0, so no other node can find the store: give a port"
             )
         addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
         return self._talk(addresses, deadline - monotonic())
@@ -312,8 +312,8 @@ class C10dBackend:
 
         self.close()
         raise self._role.refusal(
-            f", but {elsewhere.why}, nor does a connection to it arrive here: "
-            f"give {self._role.reason} to the node at {spell(self.host, self.port)} alone, or correct the endpoint"
+            f", but {elsewhere.why}, and connections to it do not arrive here: "
+            f"give {self._role.reason} only to the node at {spell(self.host, self.port)}, or correct the endpoint"
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
@@ -387,7 +387,7 @@ class _StoreFile:
             why = "store_type='file' needs the path of a file that all nodes see"
             raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
         if job.is_host is not None:
-            raise ConfigError(f"is_host={job.is_host} has no meaning with store_type='file': leave it out")
+            raise ConfigError(f"is_host={job.is_host} cannot be used with store_type='file': leave is_host out")
         return cls(job.run_id, job.endpoint or None)
 
     def open(self) -> StoreExchange:
@@ -470,7 +470,7 @@ class _HostRole:
             return RendezvousConnectionError(f"{self.reason}, but {bound.why}: {why}")
 
         why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
-        why += f"node {self.job.node} is to host it as well"
+        why += f"node {self.job.node} must host it too"
 
         # The other may be this very node's last process, which was killed and is still ending.
         if now >= self._taken_since + PREDECESSOR:
@@ -550,7 +550,9 @@ def _client(host: str, port: int, where: str, limit: float) -> Store:
         store = TCPStore(host, port, world_size=None, is_master=False, timeout=once, wait_for_workers=False)
     except RuntimeError as error:
         what = str(error).partition("\n")[0]
-        raise RendezvousConnectionError(f"{where} ({host}) answers, but is not a store: {what}") from error
+        raise RendezvousConnectionError(
+            f"{where} ({host}) answers, but is not a store of torch.distributed: {what}"
+        ) from error
 
     store.set_timeout(STORE_LIMIT)
     return cast(Store, store)

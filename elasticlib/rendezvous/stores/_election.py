@@ -560,9 +560,9 @@ def _unpack(data: bytes) -> bytes:
     try:
         plain = unpacker.decompress(data.removeprefix(_PACKED), _UNPACK_TO)
     except zlib.error as error:
-        raise RendezvousStateError(f"the coordinator's state in the store was destroyed: {error}") from error
+        raise RendezvousStateError(f"the coordinator's state in the store is damaged: {error}") from error
 
     if not unpacker.eof:
-        raise RendezvousStateError("the coordinator's state in the store was destroyed: it has no end")
+        raise RendezvousStateError("the coordinator's state in the store is damaged: its end is missing")
 
     return plain

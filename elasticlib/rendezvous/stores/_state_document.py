@@ -89,7 +89,9 @@ def decode_document(data: bytes) -> Document:
     try:
         body = _untrusted.parse(data)
         if body["v"] != VERSION:
-            raise ValueError(f"it has version {_untrusted.shown(body['v'])}, this node reads version {VERSION}")
+            raise ValueError(
+                f"its version is {_untrusted.shown(body['v'])}, but this node reads only version {VERSION}"
+            )
         items = {
             path: KeyFound(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()
@@ -99,7 +101,9 @@ def decode_document(data: bytes) -> Document:
             raise ValueError("it lists a key that does not exist")
         return Document(_count(body["rev"]), items, leases)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RendezvousStateError(f"the state {data[:80]!r} was not written by a job: {error!r}") from error
+        raise RendezvousStateError(
+            f"the state {data[:80]!r} was not written by a job of elasticlib: {error!r}"
+        ) from error
 
 
 def _spelled(data: bytes) -> str | list[str]:

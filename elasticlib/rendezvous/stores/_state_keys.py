@@ -216,7 +216,9 @@ class StateKeys(Keys):
     @property
     def _state(self) -> SharedState:
         if self._closed:
-            raise RendezvousConnectionError(f"the connection to the state in {self._all.backend.name} is closed")
+            raise RendezvousConnectionError(
+                f"the connection to the rendezvous backend {self._all.backend.name!r} is closed"
+            )
         return self._all
 
     def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:

@@ -108,7 +108,7 @@ class _Arrivals:
         is_possible = self.next - 1 <= count < self.next + MOST
         if not is_possible or len(self._missing) > MOST:
             raise RendezvousStateError(
-                f"the store's inbox counter was overwritten: it holds {count} after {self.next - 1}"
+                f"the store's inbox counter was overwritten: it went from {self.next - 1} to {count}"
             )
         numbers = [*self._missing, *range(self.next, count + 1)]
         self.next = count + 1
@@ -350,16 +350,18 @@ class StoreExchange(Exchange):
             fits = len(data) <= _LONGEST_VALUE and self.takes(key)
             if not fits:
                 request = f"{len(data):,} bytes at {key:.80}"
-                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+                most = f"{_LONGEST_VALUE:,} bytes for a value and {_LONGEST_KEY:,} bytes for a key"
                 raise RequestRefusedError(
-                    f"the store at {self.where} cannot store {request}: its limit is {most}", True
+                    f"the store at {self.where} cannot store {request}: its limits are {most}", True
                 )
 
     def _list(self, store: Store) -> list[str]:
         try:
             return store.list_keys()
         except UnicodeDecodeError as error:
-            raise RendezvousStateError(f"a foreign key in the store at {self.where} is not text") from error
+            raise RendezvousStateError(
+                f"another program wrote a key that is not text to the store at {self.where}"
+            ) from error
 
     def full_key(self, key: str) -> str:
         """Return the full name of this job's key in the store."""

@@ -100,8 +100,8 @@ class Agreement:
         # Two rounds of the handler may share one store: ranks of the other one would mix the groups.
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
             raise RendezvousStateError(
-                f"node {join.node} has rank {self.rank} of {self.size} by its handler, but what rank 0 wrote "
-                f"says {assignment.group_rank} of {assignment.group_world_size}"
+                f"the rendezvous handler gave node {join.node} rank {self.rank} of {self.size}, but the node with "
+                f"rank 0 assigned it rank {assignment.group_rank} of {assignment.group_world_size}"
             )
 
         return assignment
@@ -181,7 +181,9 @@ class Agreement:
             return None
         message = decode(self._get(key))
         if not isinstance(message, kind):
-            raise RendezvousStateError(f"{key} holds a {type(message).__name__} instead of a {kind.__name__}")
+            raise RendezvousStateError(
+                f"the store key {key} holds a {type(message).__name__} instead of a {kind.__name__}"
+            )
         return message
 
     def _key(self, key: str) -> str:
@@ -208,16 +210,16 @@ class Agreement:
         # A third party's store may raise anything.
         except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
+            raise RendezvousConnectionError(f"the store of the rendezvous handler failed: {why}") from error
 
 
 def _offer(data: bytes) -> tuple[Past, Join]:
     if (found := _OFFER.fullmatch(data)) is None:
-        raise RendezvousStateError(f"the store holds {data[:80]!r}, which is not the description of a node")
+        raise RendezvousStateError(f"the store holds {data[:80]!r} instead of the description of a node")
     past = Past(int(found[1]), int(found[2]))
     join = decode(found[3])
     if not isinstance(join, Join):
-        raise RendezvousStateError(f"the store holds a {type(join).__name__} where the description of a node should be")
+        raise RendezvousStateError(f"the store holds a {type(join).__name__} instead of the description of a node")
     return past, join
 
 

@@ -169,7 +169,7 @@ class HandlerMember:
 
     def _ask(self, order: Order) -> None:
         if self._closing.is_set():
-            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {order!r:.60} comes too late")
+            raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {order!r:.60}")
         self._orders.put(order)
 
     def _tell(self, notice: Word | RendezvousError) -> None:

@@ -243,8 +243,8 @@ class HandlerRounds:
                 return None
 
         raise RendezvousTimeoutError(
-            f"{table.size} nodes came together by {type(self.calls.handler).__name__}, "
-            f"but not all of them asked for ranks within {_PEERS:g} s"
+            f"the rendezvous handler {type(self.calls.handler).__name__} reported {table.size} nodes, "
+            f"but not all of them asked for ranks within {_PEERS:g} s: check the logs of the other nodes"
         )
 
     # Looks at other nodes.

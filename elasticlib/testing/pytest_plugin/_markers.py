@@ -77,8 +77,8 @@ def wanted_by(item: Any) -> RankOptions:
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
     if len(sizes) > 1 and not isinstance(size, int) and runs_on_ranks(item):
         raise MarkError(
-            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} has several numbers, but the "
-            "marker was added after collection: give one number, or add the marker earlier"
+            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} has several numbers, which a marker that is "
+            "added after collection cannot have: give one number, or add the marker earlier"
         )
 
     options["nproc"] = size if isinstance(size, int) else sizes[0]
@@ -142,8 +142,8 @@ def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
 
     if name not in getattr(item._fixtureinfo, "argnames", ()):
         raise pytest.UsageError(
-            f"a fixture that {item.nodeid} uses asks for {name!r}, which exists only in the test's body: "
-            "fixtures run once, in pytest's process, and their values are sent to all ranks"
+            f"a fixture of {item.nodeid} uses the fixture {name!r}, which exists only on ranks, but other fixtures run "
+            f"once, in pytest's process: take {name!r} as an argument of the test function instead"
         )
 
     return Made(name, item.nodeid)

@@ -81,7 +81,7 @@ def checked_options(
     if "nccl" not in found.backend:
         return found
     if options.get("device") == "cpu":
-        raise MarkError(f"{where}: device='cpu' cannot be used with backend={found.backend!r}: leave it out")
+        raise MarkError(f"{where}: device='cpu' cannot be used with backend={found.backend!r}: leave device out")
 
     return evolve(found, device="cuda")
 

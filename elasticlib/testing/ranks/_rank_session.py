@@ -166,7 +166,7 @@ class Ranks:
             where = "\n".join(_blocked.describe(self._stacks(workers)))
             workers.must_be_replaced("ranks did not import the tests' modules")
             raise TimeoutError(
-                f"The ranks have not imported the tests' modules in {_PREPARE_LIMIT:g} s. They are at:\n{where}"
+                f"The ranks have not imported the tests' modules within {_PREPARE_LIMIT:g} s. Their stacks:\n{where}"
             )
 
         self._prepared[workers] = state

@@ -79,7 +79,8 @@ class TestReport:
             alike.setdefault(what, []).append(rank)
         text = "; ".join(f"{ranks_text(ranks)} {_with_and(what)}" for what, ranks in alike.items())
         message = (
-            f"{call.test}: {text}. New workers replace these: undo it at the test's end (monkeypatch, try/finally)"
+            f"{call.test}: {text}. New workers replace these: undo the change at the end of the test "
+            "(monkeypatch, try/finally)"
         )
         warnings.warn_explicit(_failed.DirtyWorkerWarning(message), None, call.file, call.line)
 

@@ -37,7 +37,7 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
     ) -> None:
         sized: object = dataset
         if not isinstance(sized, Sized):
-            raise TypeError(f"dataset={dataset!r:.80} has no length: give one with __len__")
+            raise TypeError(f"dataset={dataset!r:.80} has no length: give a dataset with __len__")
 
         super().__init__(dataset, num_replicas=num_replicas, rank=rank)
         size = len(sized)

@@ -130,7 +130,7 @@ def importable(choice: str | None) -> ImportableMain | None:
         if script is None:
             raise ConfigError(
                 "main='import': this program has no script that workers could import (it is a "
-                "notebook, a package's __main__, or comes from stdin): leave it out"
+                "notebook, a package's __main__, or comes from stdin): leave main out"
             )
         return script
 
@@ -526,7 +526,7 @@ def _incomplete(
         rest = _main.CHANGED
     else:
         rest = _without_unsent(value, script, try_to_send)
-    return _main.Incomplete(rest, f"a {type(value).__qualname__}, it cannot be sent ({_reason(error)})")
+    return _main.Incomplete(rest, f"its value, a {type(value).__qualname__}, cannot be sent ({_reason(error)})")
 
 
 def _reason(error: Exception) -> str:
@@ -607,9 +607,9 @@ def _refusal(name: str, value: Any, functions: Sequence[Any], error: Exception) 
     user = named(users[0] if users else functions[0])
     kind = type(value).__qualname__
     return (
-        f"global variable {name!r} that {user} uses, a {kind}, is made behind the script's guard and "
-        f"cannot be sent to the workers: {_reason(error)}; make it before the "
-        "guard, where workers import it, or inside the function instead"
+        f"global variable {name!r} that {user} uses, a {kind}, is defined under the script's "
+        f"`if __name__ == '__main__':` and cannot be sent to the workers: {_reason(error)}; define it above that line, "
+        "where workers import it, or inside the function"
     )
 
 

@@ -289,7 +289,7 @@ def _beside(name: str, owners: Sequence[Any]) -> str:
 def _way_out(part: Part, *, is_of_script: bool) -> str:
     inside = "make it inside the function instead"
     if is_of_script and part.is_global:
-        return f"put the launch behind `if __name__ == '__main__':`, so that workers import the script, or {inside}"
+        return f"put the launch under `if __name__ == '__main__':`, so that workers import the script, or {inside}"
     return inside
 
 

@@ -68,7 +68,7 @@ def reduced(obj: Any) -> Any:
     """
     if _is_for_forked_processes(obj):
         raise TypeError(
-            "it was made in the fork context of multiprocessing, for forked processes alone: make it with "
+            "it belongs to multiprocessing's fork context, so only forked processes can use it: create it with "
             "multiprocessing.get_context('spawn')"
         )
 
@@ -88,8 +88,8 @@ def reduced(obj: Any) -> Any:
 
     if _takes_numbers_along(obj):
         raise TypeError(
-            "it holds file descriptors, whose numbers belong to other files in a worker: send a "
-            "connection, a socket, or the path that it was opened from"
+            "it holds file descriptors, and in a worker the same numbers belong to other files: send a "
+            "connection, a socket, or the path of the file"
         )
 
     return NotImplemented

@@ -85,7 +85,7 @@ class ErrorHandler:
             if faulthandler.is_enabled():
                 # It writes elsewhere, as in a notebook or under pytest.
                 return
-            warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
+            warnings.warn(f"faulthandler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
 
     def record_exception(self, e: BaseException) -> None:
         """Write *e* to the error file, and replace its content; do nothing if no file is named."""
@@ -104,7 +104,11 @@ class ErrorHandler:
         if isinstance(message, dict):
             message["errorCode"] = error_code
         else:
-            logger.warning("%s has no message to put the exit status %d into", rootcause_error_file, error_code)
+            logger.warning(
+                "the message in %s is not a dictionary, so the exit status %d is not added to it",
+                rootcause_error_file,
+                error_code,
+            )
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """
@@ -190,7 +194,9 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
             if failure.error_file != NOT_AVAILABLE:
                 handler.dump_failure(failure)
             else:
-                logger.info("rank %d left no error file, so its failure is not written to one here", rank)
+                logger.info(
+                    "rank %d wrote no error file, so the error file of this process does not contain its failure", rank
+                )
             raise
         except Exception as error:
             handler.record_exception(error)
@@ -216,7 +222,7 @@ def _about_signal(message: str, error_file: str) -> str:
     try:
         return _handler_in_use().maybe_enrich_signal_failure_message(message, error_file)
     except Exception:
-        logger.warning("the error handler cannot add to the message of a signal", exc_info=True)
+        logger.warning("the error handler failed, so the message about the signal is unchanged", exc_info=True)
         return message
 
 

@@ -140,7 +140,7 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
     found = os.open(f"/proc/{owner}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     if identity(found) != expected:
         os.close(found)
-        raise OSError(f"descriptor {descriptor}, where the launcher awaits this worker's report, was closed")
+        raise OSError(f"file descriptor {descriptor}, through which this worker reports to the launcher, was closed")
     return found
 
 

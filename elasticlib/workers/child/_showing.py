@@ -231,7 +231,7 @@ def _getpass(prompt: str = "", stream: object = None, *, echo_char: str | None =
 
 def _refuse_to_stop(name: str) -> NoReturn:
     raise RuntimeError(
-        f"{name} cannot stop in a rank that a notebook launched, which cannot read your input: call the "
+        f"{name} cannot stop here: a rank that a notebook launched cannot read your input. Call the "
         "function in the cell itself, without the launch, or let the rank raise an exception and run "
         "%debug in the next cell"
     )
@@ -239,7 +239,7 @@ def _refuse_to_stop(name: str) -> NoReturn:
 
 def _refuse(name: str) -> NoReturn:
     raise RuntimeError(
-        f"{name} cannot ask in a rank that a notebook launched, which cannot read your input: ask in the "
+        f"{name} cannot ask here: a rank that a notebook launched cannot read your input. Ask in the "
         "cell, and pass the answer to the function as an argument"
     )
 

@@ -148,8 +148,8 @@ class _Slot:
         text = dumps(names).encode()
         if len(names) > _MOST or len(text) > _ROOM:
             raise ConfigError(
-                f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in "
-                "total, can be reported: leave some out"
+                f"progress(...) has {len(names)} metrics: at most {_MOST} can be reported, and their names can have "
+                f"{_ROOM} bytes in total; leave some out, or shorten their names"
             )
 
         # No former name may stand beside a value of the new ones.

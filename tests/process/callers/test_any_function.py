@@ -473,8 +473,8 @@ def test_edited_module_is_new_in_workers_and_said_once_an_edit(tmp_path: Path) -
     ]
     told = [index for index, line in enumerate(lines) if "changed on disk" in line]
     assert [lines[index] for index in told] == 2 * [
-        "project changed on disk since this program imported it: the workers import the present file, this "
-        "program still has the old code; importlib.reload(...) makes them equal"
+        "project changed on disk since this program imported it: the workers use the new code, and this program "
+        "still uses the old code; call importlib.reload(...) to update the program"
     ]
     results = [index for index, line in enumerate(lines) if "RESULT" in line]
     assert told[0] < results[0] < told[1] < results[1]  # also what was edited before the first launch

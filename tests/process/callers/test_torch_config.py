@@ -36,5 +36,5 @@ def test_torchs_configuration_launches_with_its_own_logs(torchs: Any, tmp_path: 
 
 
 def test_torchs_default_needs_the_servers_that_torch_would_need(torchs: Any) -> None:
-    with pytest.raises(ConfigError, match=r"rdzv_endpoint=''.*'etcd' needs the address of an etcd server"):
+    with pytest.raises(ConfigError, match=r"rdzv_endpoint=''.*'etcd' needs an etcd server"):
         elastic_launch(torchs(1, 1, 2), double)("ab")

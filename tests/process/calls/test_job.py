@@ -332,7 +332,7 @@ def test_output_that_is_in_no_file_is_an_error_that_says_how_to_have_it(tmp_path
     with started(waits_for_ever, tmp_path, settings(logs_specs=DefaultLogsSpecs())) as job:
         with pytest.raises(ConfigError, match="leave logs_specs out"):
             job.logs(0)
-        with pytest.raises(ConfigError, match=r"rank 7 is not a rank of this node; its ranks: 0-1"):
+        with pytest.raises(ConfigError, match=r"rank 7 is not on this node \(ranks here: 0-1\)"):
             job.logs(7)
 
 
@@ -556,7 +556,7 @@ def test_a_callback_that_raises_keeps_the_end_from_nobody(tmp_path: Path, caplog
     assert ["SystemExit", "KeyError", "KeyError"] == [
         each.exc_info[0].__name__ for each in caplog.records if each.exc_info and each.exc_info[0]
     ]
-    assert "of when_done failed" in caplog.text
+    assert "of when_done() failed" in caplog.text
 
 
 def test_a_callback_may_ask_for_what_a_stopped_job_raises(tmp_path: Path) -> None:

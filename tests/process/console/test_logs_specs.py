@@ -81,4 +81,4 @@ def test_a_plug_in_that_builds_on_torchs_class_works_as_it_is(tmp_path: Path) ->
         assert f"{attempt}/0/stderr.log" not in texts
     assert 1 == done.stderr.count("err 0 ''")
     assert 2 == done.returncode
-    assert "--duplicate-stdout-filters=['0/2'] needs a log folder" in done.stderr
+    assert "--duplicate-stdout-filters=['0/2'] needs a file for the filtered lines" in done.stderr

@@ -461,7 +461,7 @@ def test_round_after_a_fault_is_copied_and_the_fault_logged_once(
     assert drained
     assert b"p:again\np:at the end\n" == console.text
     [line] = [record for record in caplog.records if record.exc_info]
-    assert "log files are whole" in line.getMessage()
+    assert "log files are complete" in line.getMessage()
 
 
 def test_a_fault_at_the_end_of_a_file_holds_nobody_up(

@@ -169,7 +169,7 @@ def test_a_store_for_a_round_has_torchs_prefix_where_none_is_given(etcd: EtcdSer
 
 
 def test_a_client_that_is_none_of_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not a client of elasticlib: give host:port"):
+    with pytest.raises(ConfigError, match="is not an etcd client of elasticlib: give host:port"):
         EtcdRendezvous(object(), "/jobs", "job", 1, 1, 60, 1)  # type: ignore[arg-type]
 
 

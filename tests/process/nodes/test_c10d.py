@@ -230,7 +230,7 @@ class TestWhoHosts:
         with pytest.raises(ConfigError) as later:
             second.serve(time.monotonic() + LONG)
 
-        why = f"{reason} was given twice: node first hosts job 'run' there already, and node n is to host it as well"
+        why = f"{reason} was given twice: node first hosts job 'run' there already, and node n must host it too"
         assert [why] * 2 == [str(at_first.value), str(later.value)]
 
     def test_who_must_host_elsewhere_is_refused(self, backend: Open) -> None:

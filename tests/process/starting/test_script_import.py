@@ -256,7 +256,7 @@ def test_unsendable_object_of_an_unguarded_script_names_both_ways_out(tmp_path: 
     """
     (text,) = run(tmp_path, source)
     assert "global variable 'lock' that train uses, a lock, cannot be sent" in str(text)
-    assert "put the launch behind `if __name__ == '__main__':`" in str(text) and "make it inside the function" in str(
+    assert "put the launch under `if __name__ == '__main__':`" in str(text) and "make it inside the function" in str(
         text
     )
 
@@ -308,7 +308,7 @@ def test_what_is_made_behind_the_guard_or_fails_at_the_import_is_an_error(tmp_pa
         except ValueError as error: tell(["not here" in str(error), "train.py" in str(error), "_main.py" in str(error)])
     """
     refused, failed = run(tmp_path, source)
-    assert "global variable 'lock' that locked uses, a lock, is made behind the script's guard" in str(refused)
+    assert "global variable 'lock' that locked uses, a lock, is defined under the script's `if __name__" in str(refused)
     assert failed == [True, True, False]
 
 

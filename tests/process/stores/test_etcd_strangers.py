@@ -175,9 +175,7 @@ def test_with_a_token_a_document_that_a_stranger_edited_seats_nobody(start: Star
     assert end["what"] != "seat", end
     assert other.popen.wait(LIMIT) in (0, 1)
     assert STRANGER not in json.dumps(other.all)
-    wait_until(
-        lambda: b"the signature of the coordinator's document is not of this job and its token" in other.log, LIMIT
-    )
+    wait_until(lambda: b"state in the store was signed with another token, or for another job" in other.log, LIMIT)
 
 
 def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start: Start, keys: Keys) -> None:

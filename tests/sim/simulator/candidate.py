@@ -160,7 +160,7 @@ class Candidate:
     def _elect(self, hold: RenewedKey) -> None:
         answer = self._ask()
         if self.node.member.is_over and self.store.document is None:
-            answer(events.Declined("the job has ended, and no node is left in it"))
+            answer(events.Declined("the job has already ended, and all its nodes have left"))
             return
         self._begin(hold)
         answer(events.Elected())

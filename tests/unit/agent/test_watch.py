@@ -100,7 +100,9 @@ def test_watchdog_is_turned_on_by_1_only_with_a_warning_otherwise(make: Make, sa
 def test_path_without_room_for_a_pipe_is_refused_by_its_variable(make: Make, tmp_path: Any) -> None:
     path = str(tmp_path / "no" / "timers")
 
-    with pytest.raises(ConfigError, match=f"TORCHELASTIC_TIMER_FILE='{path}' cannot become a named pipe") as caught:
+    with pytest.raises(
+        ConfigError, match=f"TORCHELASTIC_TIMER_FILE='{path}': a named pipe cannot be created there"
+    ) as caught:
         make({ENABLE: "1", FILE: path}).open()
 
     assert "file_path" not in str(caught.value)

@@ -102,7 +102,7 @@ def test_output_goes_to_files_and_local_rank_0_is_shown() -> None:
 )
 def test_what_leaves_output_to_the_terminal_is_refused(options: tuple[str, ...]) -> None:
     """An option that would have workers write across the rows is named, and what to do."""
-    with pytest.raises(ConfigError, match=r"^--progress .*leave (one of them|it) out$"):
+    with pytest.raises(ConfigError, match=r"^--progress .*leave (one of the two options|--redirects|-r) out$"):
         requested("--progress", *options)
 
 

@@ -236,9 +236,9 @@ def test_what_the_caller_says_of_the_output_holds() -> None:
 @pytest.mark.parametrize(
     ("show", "workers", "said"),
     [
-        ((7,), 2, "show=(7,) names rank 7, but this job has 0-1 only: no output is shown"),
-        ((0, 2, 3), 2, "show=(0, 2, 3) names ranks 2-3, but this job has 0-1 only: that has no effect here"),
-        ((1,), 1, "show=(1,) names rank 1, but this job has 0 only: no output is shown"),
+        ((7,), 2, "show=(7,) names rank 7, but this job has only ranks 0-1: no output is shown"),
+        ((0, 2, 3), 2, "show=(0, 2, 3) names ranks 2-3, but this job has only ranks 0-1: that has no effect here"),
+        ((1,), 1, "show=(1,) names rank 1, but this job has only rank 0: no output is shown"),
     ],
 )
 def test_ranks_to_be_shown_that_are_not_there_are_named(

@@ -89,7 +89,7 @@ def test_the_last_who_knows_the_filter_closes_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(LogDirError, match=r"missing/filtered.* cannot be opened for the duplicated lines"):
+    with pytest.raises(LogDirError, match=r"file for the filtered lines, .*missing/filtered.*, cannot be opened"):
         LineFilter(str(tmp_path / "missing" / "filtered"), ["a"])
 
 

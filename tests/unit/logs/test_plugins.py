@@ -143,8 +143,8 @@ class Own(DefaultLogsSpecs):
 @pytest.mark.parametrize(
     ("code", "error", "reason"),
     [
-        (NARROW, ConfigError, r"own\.Own cannot be made .*TypeError.*redirects"),
-        (PICKY, LogDirError, r"own\.Own cannot be made with log_dir='x'"),
+        (NARROW, ConfigError, r"own\.Own cannot be created .*TypeError.*redirects"),
+        (PICKY, LogDirError, r"own\.Own cannot be created with log_dir='x'"),
         ("def Own(**wishes): return 7", ConfigError, r"builtins\.int lacks reify, root_log_dir"),
     ],
     ids=["other keywords", "refuses the folder", "makes something else"],

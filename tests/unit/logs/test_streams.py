@@ -94,7 +94,7 @@ def test_filters_without_a_file_for_their_lines_are_refused(spy: Spy, dest: Logs
     setattr(dest, f"filtered_{name}", "")
     duplicates = Duplicates(["x"], None) if std == Std.OUT else Duplicates(None, ["x"])
 
-    with pytest.raises(ConfigError, match=rf"duplicate_{name}_filters=\['x'\] needs a log folder"):
+    with pytest.raises(ConfigError, match=rf"duplicate_{name}_filters=\['x'\] needs a file for the filtered lines"):
         follow_streams(spy, dest, PREFIXES, duplicates)
     assert [] == spy.asked
 

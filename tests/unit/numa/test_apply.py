@@ -61,7 +61,9 @@ def test_without_options_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -
 def test_a_command_without_numactl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
 
-    with pytest.raises(RuntimeError, match=r"numa_options=node: numactl is not on PATH.*install numactl"):
+    with pytest.raises(
+        RuntimeError, match=r"numa_options=node: numactl, which binds commands to CPUs, is not on PATH: install numactl"
+    ):
         binding._maybe_wrap_command_args_with_numa_binding(("train",), device_index=1, numa_options=NODE)
 
 
@@ -77,7 +79,7 @@ def test_with_fallback_a_command_that_cannot_be_bound_runs_as_it_is(
 
     assert ("train",) == command
     assert [logging.WARNING] == [record.levelno for record in caplog.records]
-    assert "numactl is not on PATH" in caplog.text
+    assert "is not on PATH: install numactl" in caplog.text
 
 
 @pytest.mark.usefixtures("machine")
@@ -87,7 +89,9 @@ def test_an_error_that_nobody_foresaw_is_one_of_the_binding(monkeypatch: pytest.
 
     monkeypatch.setattr(binding, "_addresses", broken)
 
-    with pytest.raises(BindingError, match="numa_options=node: the driver hangs; or leave the binding out"):
+    with pytest.raises(
+        BindingError, match="numa_options=node: the driver hangs; without this option, workers start unbound"
+    ):
         binding._maybe_wrap_command_args_with_numa_binding(("train",), device_index=1, numa_options=NODE)
 
 

@@ -88,7 +88,9 @@ def test_a_cpu_that_is_off_is_left_out(tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_whose_node_is_not_told_is_refused_by_the_files_name(tree: Path) -> None:
-    with pytest.raises(BindingError, match=r"0000:ff:00.0/numa_node does not hold the NUMA node of a GPU"):
+    with pytest.raises(
+        BindingError, match=r"0000:ff:00.0/numa_node cannot be read, or does not contain the NUMA node of a GPU"
+    ):
         read_topology(["0000:ff:00.0"], str(tree))
 
 

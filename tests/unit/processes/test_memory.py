@@ -98,7 +98,7 @@ def test_folders_that_cannot_be_written_to_are_passed_over(monkeypatch: pytest.M
 def test_no_folder_at_all_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_memory_files, "_folders", list)
 
-    with pytest.raises(OSError, match="name one by TMPDIR"):
+    with pytest.raises(OSError, match="set TMPDIR to a writable folder"):
         _memory_files._unlisted_file()
 
 

@@ -105,7 +105,7 @@ def test_descriptors_stay_with_their_frame_though_one_message_takes_253(pair: Pa
 
 
 def test_more_descriptors_than_any_frame_holds_are_refused(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="65537 descriptors do not fit"):
+    with pytest.raises(ValueError, match=r"a frame can carry at most [0-9]+ descriptors, not 65537"):
         pair[0].send({}, (0,) * 65537)
 
 

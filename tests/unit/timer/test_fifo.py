@@ -66,7 +66,7 @@ def test_the_pipe_is_this_users_alone_and_takes_the_place_of_a_file(make: Make, 
 
 @pytest.mark.parametrize("bad", ["no/such/folder/timers", "", "nul\0"])
 def test_a_path_where_no_pipe_can_be_made_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match=r"file_path=.* cannot become a named pipe"):
+    with pytest.raises(ConfigError, match=r"file_path=.* cannot be created as a named pipe"):
         FileTimerServer(bad, "job")
 
 

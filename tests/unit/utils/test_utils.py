@@ -52,7 +52,7 @@ def test_without_ipv6_the_port_is_that_of_all_ipv4_addresses(monkeypatch: pytest
 def test_where_no_port_is_free_the_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", without(socket.AF_INET6, socket.AF_INET))
 
-    with pytest.raises(RuntimeError, match=r"no port is free on all addresses: ::: .*; 0\.0\.0\.0: "):
+    with pytest.raises(RuntimeError, match=r"no free port could be bound: ::: .*; 0\.0\.0\.0: "):
         get_socket_with_port()
 
 
@@ -141,8 +141,8 @@ def test_empty_epochs_however_many_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"is_server": True, "world_size": 2}, "world_size=2 callers must know it"),
-        ({"is_server": False}, r"a client \(is_server=False\) must know it"),
+        ({"is_server": True, "world_size": 2}, "world_size=2 callers must know the port"),
+        ({"is_server": False}, r"a client \(is_server=False\) must know the port"),
     ],
 )
 def test_a_store_that_nobody_could_find_is_refused(arguments: dict[str, object], why: str) -> None:

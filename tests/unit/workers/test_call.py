@@ -45,7 +45,10 @@ def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options:
         ),
         *(({"args": args}, (), "args") for args in ("no mapping", {0: 3})),
         *(({"envs": {0: env}}, (TypeError,), r"envs\[0\]") for env in ({"RANK": 1}, {3: "x"}, [("A", "b")])),
-        *(({"envs": {0: env}}, (), "an environment cannot contain") for env in ({"": "x"}, {"A=B": "x"}, {"A": "x\0"})),
+        *(
+            ({"envs": {0: env}}, (), "a name must be non-empty and without '='")
+            for env in ({"": "x"}, {"A=B": "x"}, {"A": "x\0"})
+        ),
         ({"entrypoint": "no_such_program", "args": {0: ()}}, (FileNotFoundError, EntrypointError), "no_such_program"),
         *(({"entrypoint": each}, (EntrypointError,), "is not callable") for each in (3, None, Path("train.py"))),
         (
@@ -56,7 +59,7 @@ def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options:
         ({"start_method": "thread"}, (), "start_method='thread' must be one of spawn, fork, forkserver"),
         ({"logs_specs": None}, (), "logs_specs=None"),
         ({"duplicate_stdout_filters": "loss"}, (), "duplicate_stdout_filters='loss' must be a list"),
-        ({"duplicate_stderr_filters": ["loss"]}, (), "duplicate_stderr_filters.* needs a log folder"),
+        ({"duplicate_stderr_filters": ["loss"]}, (), "duplicate_stderr_filters.* needs a file for the filtered lines"),
         ({"numa_options": "node"}, (), "numa_options"),
         ({"logs_specs": DefaultLogsSpecs("/dev/null/x")}, (NotADirectoryError, LogDirError), "/dev/null"),
     ],
@@ -147,7 +150,7 @@ def test_a_set_that_was_closed_cannot_be_started() -> None:
     context = new()
     context.close()
 
-    with pytest.raises(ConfigError, match="were closed already"):
+    with pytest.raises(ConfigError, match="were already closed: create new ones"):
         context.start()
 
 
@@ -192,7 +195,7 @@ def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCapture
     SubprocessContext("t", "true", {0: ()}, {0: {}}, NOWHERE, {1: "x", 0: "y"})
 
     assert [record.message for record in caplog.records] == [
-        "log_line_prefixes names local rank 1, but there is 0 only: that has no effect"
+        "log_line_prefixes names local rank 1, but this node has only local rank 0: that has no effect"
     ]
 
 

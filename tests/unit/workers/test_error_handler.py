@@ -62,7 +62,7 @@ def test_a_code_that_has_no_place_is_warned_of(data: dict[str, Any], caplog: pyt
     get_error_handler().override_error_code_in_rootcause_data("inner.json", data, 7)
 
     assert data == before
-    assert "inner.json has no message to put the exit status 7 into" in caplog.text
+    assert "inner.json is not a dictionary, so the exit status 7 is not added" in caplog.text
 
 
 def test_a_childs_file_becomes_this_process_own_with_its_code(tmp_path: Path, error_file: Path) -> None:

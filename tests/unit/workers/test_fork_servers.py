@@ -298,7 +298,7 @@ def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_
     made, _ = fork_server
     asked = []
 
-    with pytest.raises(StartError, match="does not respond: it is stopped, or hangs"):
+    with pytest.raises(StartError, match="does not respond: it is suspended, or hangs"):
         for _ in range(10_000):
             asked.append(made.request("job"))
 

@@ -192,7 +192,7 @@ def test_what_the_import_lacks_and_cannot_be_sent_is_named(monkeypatch: pytest.M
         """,
         monkeypatch,
     )
-    with pytest.raises(PicklingError, match="'guard' that train uses, a lock, is made behind"):
+    with pytest.raises(PicklingError, match="'guard' that train uses, a lock, is defined under"):
         _main_script.overlay_of(script, [script.module.train], try_to_send)
 
 
@@ -226,7 +226,7 @@ def test_a_variable_that_may_be_missing_is_an_error_where_it_is(monkeypatch: pyt
         monkeypatch,
     )
     sent = _main_script.overlay_of(script, [script.module.train], try_to_send)
-    with pytest.raises(NameError, match="'guard' is missing in the workers"):
+    with pytest.raises(NameError, match="'guard' does not exist in the workers"):
         _main.lay_over({}, sent)
     assert _main.lay_over({"guard": script.module.guard}, sent) == []
 

@@ -190,7 +190,7 @@ def test_fork_is_for_functions_and_all_else_starts_as_under_forkserver(
 
     assert plan(entrypoint, "--fast", method="forkserver", **spec) == forked
     [line] = caplog.records
-    assert ("INFO", True) == (line.levelname, "start_method='fork' is for functions" in line.getMessage())
+    assert ("INFO", True) == (line.levelname, "start_method='fork' works only for functions" in line.getMessage())
 
 
 # What a worker finds.
@@ -466,7 +466,7 @@ def test_without_the_option_no_gpu_is_asked_for_and_no_worker_bound(machine: lis
 def test_a_binding_that_cannot_be_is_refused(machine: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
 
-    with pytest.raises(BindingError, match="numa_options=node: NUMA node 1, where GPU 0 is, has the CPUs 2-3"):
+    with pytest.raises(BindingError, match="numa_options=node: GPU 0 is on NUMA node 1 with the CPUs 2-3"):
         plan(train, 0.5, numa_options=NODE)
 
 
@@ -482,15 +482,18 @@ def test_where_the_options_allow_it_workers_start_unbound(
     job = plan(train, 0.5, numa_options=NumaOptions(AffinityMode.NODE, True))
 
     assert {"affinity", "bound"}.isdisjoint(job.spec(0, {}).differences(job.common))
-    assert [f"numa_options=node: {error}; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows"] == [
-        record.getMessage() for record in caplog.records
-    ]
+    assert [
+        f"numa_options=node: {error}; workers start without CPU binding, because "
+        "should_fall_back_if_binding_fails is set"
+    ] == [record.getMessage() for record in caplog.records]
 
 
 def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan._devices._machine, "may_have_accelerators", lambda: False)
 
-    with pytest.raises(RuntimeError, match=r"numa_options=node: .*torch finds none here.*; or leave the binding out"):
+    with pytest.raises(
+        RuntimeError, match=r"numa_options=node: .*torch finds none here; without this option, workers start unbound"
+    ):
         plan(train, 0.5, numa_options=NODE)
 
 
@@ -512,7 +515,7 @@ def test_bound_workers_load_an_openmp_that_binds_threads_themselves(
     job = plan(train, 0.5, environment=variables, numa_options=NODE)
 
     assert job.fork_server is not None and job.fork_server.preload == preloaded
-    assert ("torch itself, on its own CPUs" in caplog.text) == (not preloaded)
+    assert ("each worker imports torch itself" in caplog.text) == (not preloaded)
 
 
 def test_without_a_binding_openmp_is_left_alone() -> None:

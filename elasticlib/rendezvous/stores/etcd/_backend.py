@@ -114,7 +114,9 @@ class EtcdBackend(KeysBackend):
 
         if version < (3, 3):
             spoken = ".".join(map(str, version))
-            raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
+            raise ConfigError(
+                f"the etcd server at {line.site.url} has version {spoken}: version 3.3 or later is needed"
+            )
 
         # etcd 3.3 has the API under its older name alone.
         return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)

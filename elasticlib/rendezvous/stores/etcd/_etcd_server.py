@@ -43,7 +43,7 @@ def find_etcd() -> str:
     found = shutil.which(named or "etcd")
     if found is None:
         where = f"TORCHELASTIC_ETCD_BINARY_PATH={named!r} is not a program" if named else "etcd is not on the PATH"
-        raise ConfigError(f"{where}: install it, for example by apt-get install etcd-server")
+        raise ConfigError(f"{where}: install etcd, for example with apt-get install etcd-server")
     return found
 
 
@@ -93,7 +93,7 @@ class EtcdServer:
         Raises `ConfigError` without an etcd program, `StartError` when it does not answer.
         """
         if self._process is not None:
-            _log.warning("this etcd server is already started: start() has no effect until it is stopped")
+            _log.warning("this etcd server is already running: start() has no effect")
             return
 
         program = find_etcd()

@@ -191,7 +191,7 @@ class V3Keys(Keys):
     def _commit(self, operations: list[dict[str, Any]], hold: RenewedKey | None) -> None:
         reply = self._call("/kv/txn", {"compare": _still(hold), "success": operations})
         if not reply.get("succeeded"):
-            raise LeadershipLost("another node coordinates now: the write of this one was refused")
+            raise LeadershipLost("another node coordinates the job now, so etcd refused the write of this node")
 
     def _call(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         status, reply = self._post(verb, body)

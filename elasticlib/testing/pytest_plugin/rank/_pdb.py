@@ -33,7 +33,7 @@ class _Terminal:
 
         answer = ask_caller({"wants": "terminal"})
         if answer is None or not answer[0].get("has"):
-            print(f"rank {os.environ['RANK']} goes on: another rank is in the debugger", file=sys.stderr)
+            print(f"rank {os.environ['RANK']} does not stop here: another rank is in the debugger", file=sys.stderr)
             return None
 
         stdin, stdout = (

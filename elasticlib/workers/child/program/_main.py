@@ -40,6 +40,9 @@ class Withheld(NamedTuple):
     """Qualified name of its type."""
 
 
+_ABOVE = "above `if __name__ == '__main__':`"
+
+
 CHANGED = Withheld("")
 """Stand-in for a variable that the program has certainly set: no value of the import equals it."""
 
@@ -185,7 +188,7 @@ def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
     spec = importlib.util.find_spec(origin.name)
     loader: Any = None if spec is None else spec.loader
     if spec is None or loader is None:
-        raise ImportError(f"the module {origin.name} of {origin.file} was not found", name=origin.name)
+        raise ImportError(f"module {origin.name} ({origin.file}) was not found", name=origin.name)
 
     variables.update(__package__=spec.parent, __loader__=loader, __spec__=spec, __cached__=spec.cached)
     code: types.CodeType = loader.get_code(spec.name)
@@ -209,7 +212,7 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
             if not same(own, value.value):
                 warnings.append(
                     f"the global variable {name!r} was changed after the script's import, and differs in the workers: "
-                    f"{value.reason}; change it before the guard, or hand it over as an argument"
+                    f"{value.reason}; change it {_ABOVE}, or pass it as an argument"
                 )
         elif isinstance(value, IfAbsent):
             variables.setdefault(name, value.value)
@@ -222,8 +225,8 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
 def _check_is_there(name: str, own: Any, value: Incomplete) -> None:
     if own is _ABSENT:
         raise NameError(
-            f"the global variable {name!r} is missing in the workers, which import the script: {value.reason}; "
-            "make it before the guard, or in the function",
+            f"the global variable {name!r} does not exist in the workers: the import of the script does not define it, "
+            f"and {value.reason}; define it {_ABOVE}, or in the function",
             name=name,
         )
 

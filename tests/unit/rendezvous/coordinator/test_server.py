@@ -160,7 +160,7 @@ def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
 
         final = shell.notice("b", 0)
         assert isinstance(final, Final)
-        assert "the job's saved state was destroyed" in final.why
+        assert "the job's saved state cannot be used" in final.why
 
 
 def test_a_message_that_is_none_is_refused_with_a_line() -> None:

@@ -183,7 +183,7 @@ def of_round(**changes: Any) -> bytes:
         (b"[" * 100_000, "not a coordinator's state"),
         (b"[]", "not a coordinator's state"),
         (b"{}", "'v'"),
-        (plain(v=2), "version 2, this node reads version 1"),
+        (plain(v=2), "version is 2, but this node reads only version 1"),
         (plain(v=True), "True should be a int"),
         (plain(rules={}), "min_nodes"),
         (plain(rules=json.loads(plain())["rules"] | {"min_nodes": 3}), "max_nodes=2 is below min_nodes=3"),
@@ -201,7 +201,7 @@ def of_round(**changes: Any) -> bytes:
                 final={"type": "pulse", "v": 1, "nonce": "n", "count": 1, "status": "", "waiting": 0, "over": ""}
                 | {"read": None}
             ),
-            "a CoordinatorHeartbeat instead of a Final",
+            "a CoordinatorHeartbeat where a Final should be",
         ),
         (of_round(own=[[0, 0, 2, 0]]), "1 rank assignments for the nodes"),
         (of_round(own=[], entries=[]), "0 rank assignments"),

@@ -159,7 +159,7 @@ def test_without_a_port_rank_0_takes_one_that_is_free(address: str | None) -> No
 def test_a_store_that_holds_no_port_is_a_state_error() -> None:
     store: Any = DictStore(MASTER_ADDR="a", MASTER_PORT="b")
 
-    with pytest.raises(RendezvousStateError, match="not an address and a port"):
+    with pytest.raises(RendezvousStateError, match="not a valid address and port"):
         RendezvousStoreInfo.build(1, store, None)
 
 
@@ -427,7 +427,7 @@ def test_shutting_down_says_false_when_nobody_coordinates(caplog: pytest.LogCapt
     down = a.shutdown()
 
     assert not down
-    assert "closing the rendezvous failed: job 'job' was not closed in 0.2 s" in caplog.text
+    assert "closing the rendezvous failed: job 'job' could not be closed within 0.2 s" in caplog.text
 
 
 def test_shutting_down_wakes_a_thread_that_waits_for_a_round() -> None:
@@ -615,7 +615,7 @@ def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) 
 def test_a_handler_that_an_agent_has_the_place_of_seeks_no_round(meeting: Meeting) -> None:
     handler = meeting.node("a")
 
-    with handler.open_membership(3), pytest.raises(ConfigError, match="an agent uses this handler"):
+    with handler.open_membership(3), pytest.raises(ConfigError, match="in use by an agent"):
         handler.next_rendezvous()
 
 

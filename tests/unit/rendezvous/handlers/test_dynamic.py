@@ -151,7 +151,7 @@ def test_a_state_in_etcd_has_a_job_and_a_time_to_live(run_id: Any, ttl: Any, why
 
 
 def test_a_back_end_is_not_called_like_nodes_with_given_ranks() -> None:
-    with pytest.raises(ConfigError, match="name 'static'"):
+    with pytest.raises(ConfigError, match=r"backend\.name='static' is reserved"):
         DynamicRendezvousHandler.from_backend("job", STORE, Untouched("static"), 1, 2)
 
 

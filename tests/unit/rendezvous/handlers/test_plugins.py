@@ -97,7 +97,7 @@ def test_a_plug_in_cannot_take_the_place_of_a_registered_creator(
         registry.names()
     with pytest.raises(ConfigError, match="the first creator was asked"):
         registry.create_handler(params("mine"))
-    assert "already belongs to" in caplog.text
+    assert "is already registered" in caplog.text
 
 
 def test_plug_ins_are_not_looked_up_for_a_name_that_is_registered(

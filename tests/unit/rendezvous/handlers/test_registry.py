@@ -80,7 +80,7 @@ def test_the_same_creator_may_be_registered_again(registry: RendezvousHandlerReg
 def test_a_second_creator_of_one_name_is_refused_and_the_first_stays(registry: RendezvousHandlerRegistry) -> None:
     registry.register("mine", Handler)
 
-    with pytest.raises(ConfigError, match=r"'mine' already belongs to .*Handler"):
+    with pytest.raises(ConfigError, match=r"'mine' is already registered, to .*Handler"):
         registry.register("mine", lambda params: Handler(params))
     assert isinstance(registry.create_handler(params()), Handler)
 
@@ -95,7 +95,9 @@ def test_an_unknown_back_end_is_named_beside_those_that_are_known(registry: Rend
 def test_a_handler_of_another_name_than_asked_for_is_a_runtime_error(registry: RendezvousHandlerRegistry) -> None:
     registry.register("yours", Handler)
 
-    with pytest.raises(RuntimeError, match="'yours' made a handler that calls itself 'mine'"):
+    with pytest.raises(
+        RuntimeError, match=r"'yours' returned a handler whose get_backend\(\) is 'mine': it must be 'yours'"
+    ):
         registry.create_handler(params("yours"))
 
 

@@ -333,7 +333,7 @@ def test_a_closed_member_takes_nothing_and_refuses_reports(member: NodeClient) -
     member.close()
 
     assert [] == member.drain()
-    with pytest.raises(RendezvousClosedError, match="node a has closed its rendezvous: Succeeded"):
+    with pytest.raises(RendezvousClosedError, match="node a has closed its rendezvous and cannot send Succeeded"):
         member.post(Succeeded(member.node, 0))
 
 

@@ -401,7 +401,7 @@ def test_a_damaged_document_ends_the_job_with_a_clear_word(caplog: pytest.LogCap
 
     assert isinstance(final, Final)
     assert "closed" == final.kind
-    assert "the coordinator's document is damaged" in caplog.text
+    assert "the coordinator's state in the store is damaged" in caplog.text
     office.host.close()
 
 

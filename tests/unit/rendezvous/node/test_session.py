@@ -813,7 +813,7 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
 
     shell.reads(evolve(SEAT, heard=1))
 
-    assert "the ranks that it got came too late" == why_lost(shell)
+    assert "the ranks of this node arrived too late" == why_lost(shell)
 
 
 @pytest.mark.parametrize("heard", [0, 1])
@@ -852,7 +852,7 @@ def test_ranks_too_late_for_an_ended_round_are_none(then: RoundEnd | Final) -> N
 
     lost, told = shell.words()
     assert isinstance(lost, ContactLost)
-    assert "the ranks that it got came too late" == lost.why
+    assert "the ranks of this node arrived too late" == lost.why
     assert then == told
 
 
@@ -1275,7 +1275,9 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
 
     told = shell.reads(evolve(SEAT, round=number))
     assert [True] == [
-        f"ranks of round {number}, and round 4 had come before" in line.text for line in told if isinstance(line, Log)
+        f"ranks of round {number}, but this node already got those of round 4" in line.text
+        for line in told
+        if isinstance(line, Log)
     ]
     assert () == shell.words()
     assert key(0, "b/2") in shell.deleted()

@@ -549,7 +549,7 @@ def test_after_the_end_nothing_comes_and_reports_are_refused(member: SidecarClie
     member.close()
 
     assert (member.drain(), member.fileno()) == ([], -1)
-    with pytest.raises(RendezvousClosedError, match="too late"):
+    with pytest.raises(RendezvousClosedError, match="has closed its rendezvous and cannot send 'join'"):
         member.join(2, "trainer")
 
 

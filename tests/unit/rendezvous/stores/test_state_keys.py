@@ -321,7 +321,7 @@ def test_a_closed_connection_is_a_clear_error_and_its_clone_goes_on(backend: Bac
     clone = keys.clone()
     keys.close()
 
-    with pytest.raises(RendezvousConnectionError, match="state in memory is closed"):
+    with pytest.raises(RendezvousConnectionError, match="connection to the rendezvous backend 'memory' is closed"):
         keys.read(["/key"])
     assert ([None], 0) == (clone.read(["/key"])[0], clone.read(["/key"])[1])
 

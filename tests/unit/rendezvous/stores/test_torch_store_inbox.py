@@ -121,5 +121,5 @@ def test_a_counter_that_lies_is_a_clear_error(lie: int) -> None:
     numbers(cells)
     cells.last = lie
 
-    with pytest.raises(RendezvousStateError, match=rf"counter was overwritten: it holds {lie} after 3"):
+    with pytest.raises(RendezvousStateError, match=rf"counter was overwritten: it went from 3 to {lie}"):
         cells.receive(0.0)

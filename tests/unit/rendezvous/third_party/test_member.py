@@ -528,7 +528,7 @@ def test_reports_after_closing_are_refused(cluster: Cluster) -> None:
     member = cluster.member(Handler(Meeting(1)))
     member.close()
 
-    with pytest.raises(RendezvousClosedError, match="comes too late"):
+    with pytest.raises(RendezvousClosedError, match="has closed its rendezvous and cannot send Seek"):
         member.join(1, "trainer")
 
 

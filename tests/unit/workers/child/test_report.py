@@ -103,7 +103,7 @@ def test_a_report_that_was_cut_off_is_absent(memory: int, survives: int, monkeyp
 def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
     os.pwrite(memory, b"abc", 0)
 
-    with pytest.raises(EOFError, match="2 bytes less"):
+    with pytest.raises(EOFError, match="ends 2 bytes too early"):
         read_exactly(memory, 5)
 
 
@@ -166,7 +166,7 @@ def test_memory_whose_descriptor_was_closed_is_found_through_its_owner(memory: i
 def test_memory_that_its_owner_has_lost_too_is_an_error(memory: int, owner: int) -> None:
     before = open_descriptors()
 
-    with pytest.raises(OSError, match="awaits this worker's report, was closed"):
+    with pytest.raises(OSError, match="this worker reports to the launcher, was closed"):
         _report.reopened(memory, (1, 1), owner)
     assert open_descriptors() == before
 

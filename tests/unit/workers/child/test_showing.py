@@ -77,10 +77,10 @@ def stops() -> None:
 @pytest.mark.parametrize(
     ("call", "beginning", "advice"),
     [
-        (lambda: breakpoint(), r"breakpoint\(\) cannot stop in a rank that a notebook launched", "%debug"),
-        (stops, "a debugger cannot stop in a rank", "%debug"),
-        (lambda: input("name? "), r"input\(\) cannot ask in a rank", "pass the answer to the function"),
-        (lambda: getpass.getpass("key: "), r"getpass\(\) cannot ask in a rank", "pass the answer to the function"),
+        (lambda: breakpoint(), r"breakpoint\(\) cannot stop here: a rank that a notebook launched", "%debug"),
+        (stops, "a debugger cannot stop here: a rank", "%debug"),
+        (lambda: input("name? "), r"input\(\) cannot ask here: a rank", "pass the answer to the function"),
+        (lambda: getpass.getpass("key: "), r"getpass\(\) cannot ask here: a rank", "pass the answer to the function"),
     ],
     ids=["breakpoint", "pdb", "input", "getpass"],
 )
