@@ -104,7 +104,7 @@ def test_a_scribble_is_a_state_error(kind: str, tmp_path: Path, scribble: str) -
     store = torch_store(kind, tmp_path)
     store.set("elasticlib/state/job", scribble)
 
-    with pytest.raises(RendezvousStateError, match="which is not a state"):
+    with pytest.raises(RendezvousStateError, match="instead of the state of a rendezvous"):
         C10dRendezvousBackend(store, "job").get_state()
 
 

@@ -754,7 +754,7 @@ def test_a_forked_process_is_refused_what_it_would_wait_for_in_vain(tmp_path: Pa
                     try:
                         ask()
                     except ConfigError as error:
-                        assert f"job 'waits' runs in process {os.getppid()}, from which" in str(error)
+                        assert f"job 'waits' runs in process {os.getppid()}, and this process" in str(error)
                         print(ask.__name__, flush=True)
             sys.exit(0)
         print(os.waitpid(child, 0)[1], len(job.stacks()), job.done())

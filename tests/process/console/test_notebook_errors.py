@@ -160,7 +160,7 @@ def asks():
     _, *found = shown(asks, *(call % name for name in ("stops", "debugs", "asks")), pooled, folder=tmp_path)
     texts = ["\n".join(traceback(outputs)) for outputs in found]
 
-    asked = [re.findall(r"^RuntimeError: (.*?) in a rank that a notebook launched", text, re.M) for text in texts]
+    asked = [re.findall(r"^RuntimeError: (.*?) here: a rank that a notebook launched", text, re.M) for text in texts]
     assert asked == [
         ["breakpoint() cannot stop"],
         ["a debugger cannot stop"],

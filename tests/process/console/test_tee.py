@@ -427,7 +427,7 @@ def test_a_missing_file_a_second_follow_and_a_finished_tee_are_errors(tee: Tee, 
 
     with pytest.raises(FileNotFoundError):
         tee.follow(str(log) + ".missing", b"", Std.OUT)
-    with pytest.raises(ValueError, match="followed already"):
+    with pytest.raises(ValueError, match="already followed"):
         tee.follow(str(log), b"", Std.OUT)
     tee.finish()
     with pytest.raises(RuntimeError, match="finished"):

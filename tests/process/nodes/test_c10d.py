@@ -252,7 +252,7 @@ class TestWhoHosts:
         [
             ({"store_type": "udp"}, "store_type='udp'"),
             ({"store_type": "file", "endpoint": ""}, "needs the path of a file"),
-            ({"store_type": "file", "endpoint": "/x", "is_host": True}, "is_host=True has no meaning"),
+            ({"store_type": "file", "endpoint": "/x", "is_host": True}, "is_host=True cannot be used"),
             ({"endpoint": "host:99999"}, "port '99999'"),
         ],
     )
@@ -532,7 +532,7 @@ class TestStrangers:
         exchange.receive(LONG)
         raw(node).delete_key("elasticlib/run/inbox")
 
-        with pytest.raises(RendezvousStateError, match="it holds 0 after 1"):
+        with pytest.raises(RendezvousStateError, match="it went from 1 to 0"):
             exchange.receive(0.0)
 
     def test_keys_of_workers_are_cleared_and_ours_are_not(self, backend: Open) -> None:

@@ -111,7 +111,7 @@ def test_a_barrier_that_failed_leaves_the_stores_own_limit(server: Any) -> None:
 
 
 def test_a_decoder_needs_a_rank(server: Any) -> None:
-    with pytest.raises(AssertionError, match="needs a rank"):
+    with pytest.raises(AssertionError, match="has no effect without a rank"):
         barrier(server, 2, "meet", rank_tracing_decoder=str)
 
 
