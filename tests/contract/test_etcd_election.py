@@ -262,7 +262,7 @@ class ElectionContract:
         state_log = Node(self, "a").win()
         self.exchange()._keys.write({state_log._state: garbage})  # type: ignore[attr-defined]
 
-        with pytest.raises(RendezvousStateError, match="destroyed"):
+        with pytest.raises(RendezvousStateError, match="damaged"):
             state_log.load()
         state_log.save(b"1")
 
