@@ -34,6 +34,7 @@ if typing.TYPE_CHECKING:
         NodesError as NodesError,
         PicklingError as PicklingError,
         PoolError as PoolError,
+        PreemptedError as PreemptedError,
         PreloadError as PreloadError,
         ProcessFailure as ProcessFailure,
         RendezvousClosedError as RendezvousClosedError,
@@ -79,6 +80,7 @@ if typing.TYPE_CHECKING:
         WorkerState as WorkerState,
     )
     from elasticlib.workers.child._record import record as record
+    from elasticlib.workers.child._should_stop import Stop as Stop, should_stop as should_stop
     from elasticlib.workers.child._worker_progress import progress as progress
 
 __version__ = "0.1.0"
@@ -89,10 +91,10 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.agent": "ElasticAgent LocalElasticAgent SimpleElasticAgent",
         "elasticlib.errors": (
             "ChildFailedError ConfigError ElasticError EntrypointError InvalidTransitionError JobRunsError "
-            "LaunchInterrupted LogDirError NodesError PicklingError PoolError PreloadError ProcessFailure "
-            "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
-            "RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError SignalException SpecError "
-            "StartError TimerError TimerServerError UnknownNameError"
+            "LaunchInterrupted LogDirError NodesError PicklingError PoolError PreemptedError PreloadError "
+            "ProcessFailure RendezvousClosedError RendezvousConnectionError RendezvousError "
+            "RendezvousGracefulExitError RendezvousNotFoundError RendezvousStateError RendezvousTimeoutError "
+            "SignalException SpecError StartError TimerError TimerServerError UnknownNameError"
         ),
         "elasticlib.job": "Job JobStatus Place RankStatus Results Stacks jobs",
         "elasticlib.launch": "elastic_launch launch_agent",
@@ -100,6 +102,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.pools": "Pool pool",
         "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",
         "elasticlib.state": "RunResult Worker WorkerGroup WorkerState",
+        "elasticlib.workers.child._should_stop": "Stop should_stop",
         "elasticlib.workers.child._worker_progress": "progress",
         "elasticlib.workers.child._record": "record",
     },

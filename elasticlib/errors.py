@@ -190,6 +190,28 @@ class SignalException(ElasticError):  # noqa: N818 - torch's name
         return str(self.args[0])
 
 
+PREEMPTED = 75
+"""Exit status of a command whose job was preempted: EX_TEMPFAIL of sysexits.h, "try again later"."""
+
+
+class PreemptedError(SignalException):
+    """
+    Raised when a signal stopped the launch, and all workers have returned after a `Stop` of `should_stop`.
+
+    `results` is {global rank: return value} of this node's workers.
+    """
+
+    exit_status = PREEMPTED
+    """Exit status of ``elasticrun``."""
+
+    def __init__(self, msg: str, sigval: signal.Signals, results: dict[int, Any] | None = None) -> None:
+        super().__init__(msg, sigval)
+        self.results = {} if results is None else results
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.sigval, self.results)
+
+
 class LaunchInterrupted(SignalException, KeyboardInterrupt):
     """Raised for SIGINT: a `SignalException` that is a `KeyboardInterrupt` too."""
 

@@ -17,7 +17,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of
-from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, RendezvousGracefulExitError, SignalException
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    ElasticError,
+    PreemptedError,
+    RendezvousGracefulExitError,
+    SignalException,
+)
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.utils import LOG_LEVEL_VARIABLE, level_of
 from elasticlib.workers import survive_notices
@@ -52,6 +59,9 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
             elastic_launch(request.config, request.entrypoint)(*request.args)
     except ConfigError as e:
         raise by_source(e, request.given) from e
+    except PreemptedError as e:
+        e.exit_status = request.preempt_exit
+        raise
 
 
 def _launch_with_progress(request: Request) -> None:
@@ -204,6 +214,7 @@ def main(args: Sequence[str] | None = None) -> None:
     reason on stderr:
 
     * 1 if workers failed, a signal stopped the job, or its nodes lost each other
+    * 75 if a signal stopped the job, and all workers returned after `should_stop` (``--preempt-exit``)
     * 2 if the call is wrong
     * 0 if the job succeeded without this node
 
@@ -257,11 +268,12 @@ def _leave_by(error: ElasticError) -> None:
         # The job succeeded, and a script returns no results that could be missing.
         _leave(0, f"{PROG}: {error}")
 
+    status = error.exit_status if isinstance(error, PreemptedError) else 1
     if isinstance(error, SignalException):
         # A second Ctrl-C must not interrupt the exit with a traceback.
         signal.signal(error.sigval, signal.SIG_IGN)
 
-    _leave(1, f"{PROG}: {str(error) or 'interrupted'}")
+    _leave(status, f"{PROG}: {str(error) or 'interrupted'}")
 
 
 def _leave(status: int, message: str) -> None:

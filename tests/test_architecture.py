@@ -101,6 +101,7 @@ PURE = [
     "rendezvous/coordinator/_coordinator.py",
     "rendezvous/coordinator/_state.py",
     "rendezvous/coordinator/_causes.py",
+    "rendezvous/coordinator/_common_stop.py",
     "rendezvous/coordinator/_departures.py",
     "rendezvous/coordinator/_replacements.py",
     "rendezvous/coordinator/_round_end.py",

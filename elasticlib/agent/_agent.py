@@ -31,6 +31,7 @@ from elasticlib.processes import Waitable, wait_readable
 from elasticlib.rendezvous import Membership, Rendezvous, Word
 from elasticlib.rendezvous.handlers import CoordinatedHandler, first_reachable
 from elasticlib.rendezvous.protocol import (
+    CallsCounted,
     ContactLost,
     Failed,
     Final,
@@ -38,6 +39,7 @@ from elasticlib.rendezvous.protocol import (
     RankAssignment,
     RoundEnd,
     Stopped,
+    StopWanted,
     Succeeded,
 )
 from elasticlib.rendezvous.third_party import HandlerMember, checked_handler
@@ -180,6 +182,31 @@ class SimpleElasticAgent(ElasticAgent):
     def _pass_on(self, signum: signal.Signals) -> None:
         """Send *signum* to those workers that handle it."""
 
+    def _listens(self) -> bool:
+        """Return whether a worker of this round asks whether it should stop."""
+        return False
+
+    def _begin_stop(self, signum: signal.Signals, grace: float) -> None:
+        """Prepare a stop within *grace* seconds; pass *signum* on to workers that handle it and do not ask."""
+
+    def _ask_workers(self, why: str, grace: float, ranks: range) -> None:
+        """Ask the workers to return at a common step within *grace* seconds, since *ranks* must end."""
+
+    def _counted_calls(self) -> int | None:
+        """Return the most calls of a worker that was asked, once all have come; None before, and later again."""
+        return None
+
+    def _agree(self, call: int) -> None:
+        """Let the workers return in this call of ``should_stop``."""
+
+    def _stop_due(self) -> _policy.StopDue | None:
+        """Return the event that workers which were asked to stop have little time left; None if they have time."""
+        return None
+
+    def _were_stopped(self) -> bool:
+        """Return whether a worker has returned because it was asked to stop."""
+        return False
+
     def _failures(self) -> dict[int, ProcessFailure]:
         """Return the failures of this round by global rank; called again when all are gone."""
         return self._result.failures
@@ -295,7 +322,15 @@ class SimpleElasticAgent(ElasticAgent):
 
         # The lost store is the cause of failures that other nodes report, so it comes first.
         events += self._lost_store(serves)
-        return [*events, *self._words(), *seen]
+        return [*events, *self._words(), *seen, *self._course_of_stop()]
+
+    def _course_of_stop(self) -> list[_policy.Event]:
+        """Report the workers' calls to the coordinator; return the event that their time is over."""
+        calls = self._counted_calls()
+        if calls is not None:
+            self._member.post(CallsCounted(self._member.node, self._worker_group.round, calls))
+        due = self._stop_due()
+        return [due] if due is not None else []
 
     def _lost_store(self, serves: bool) -> list[_policy.Event]:
         """Return the loss of the workers' store, if this node *serves* it and it is lost."""
@@ -315,9 +350,9 @@ class SimpleElasticAgent(ElasticAgent):
         for item in self._signals.inbox.drain():
             match item:
                 case int():
-                    stops.append(_policy.StopRequested(item))
+                    stops.append(_policy.StopRequested(item, is_heard=self._listens()))
                 case StopRequest(why, grace):
-                    stops.append(_policy.StopRequested(signal.SIGTERM, why, grace))
+                    stops.append(_policy.StopRequested(signal.SIGTERM, why, grace, is_heard=self._listens()))
                 case StacksRequest(why):
                     # Without a reason, only the program gets the stacks, and the console shows
                     # none.
@@ -343,7 +378,7 @@ class SimpleElasticAgent(ElasticAgent):
 
         group.step(self._result.state, "_monitor_workers reported it")
         if self._result.state is WorkerState.SUCCEEDED:
-            return [_policy.WorkersSucceeded()]
+            return [_policy.WorkersSucceeded(self._were_stopped())]
         if not self._result.failures:
             return [_policy.WorkersFailed(f"workers are {group.state.value}")]
 
@@ -365,6 +400,15 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
+            case _policy.WantStop(stop):
+                grace = self._shutdown_timeout if stop.grace is None else stop.grace
+                self._begin_stop(signal.Signals(stop.signum), grace)
+                member.post(StopWanted(member.node, group.round, stop.why, grace))
+            case _policy.AskWorkers(asked):
+                self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
+                self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))
+            case _policy.Agree(call):
+                self._agree(call)
             case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
                 # A loss of contact since then explains why workers were killed: handle it first.
@@ -476,7 +520,7 @@ class SimpleElasticAgent(ElasticAgent):
 
         if end.stop is None:
             self._worker_group.step(WorkerState.FAILED, end.why)
-        error = error_of(end)
+        error = error_of(end, self._result.return_values)
         if error is not None:
             raise error
 

@@ -18,8 +18,10 @@ from elasticlib._clock import monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib.agent import _checks
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
+from elasticlib.agent._agreed_stop import AgreedStop
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
+from elasticlib.agent._policy import StopDue
 from elasticlib.agent._repeats import Repeats
 from elasticlib.agent._worker_watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
@@ -28,6 +30,7 @@ from elasticlib.processes import Waitable, wait_readable
 from elasticlib.rendezvous import Rendezvous, host_name
 from elasticlib.rendezvous.handlers import NO_SHARING
 from elasticlib.rendezvous.protocol import ContactLost
+from elasticlib.rendezvous.third_party import HandlerMember
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import (
@@ -139,6 +142,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._began = 0.0
         """Unix time of the last start of workers."""
         self._gpu_memory = GpuMemory(self._job.common.env, self._sink)
+        self._asked: AgreedStop | None = None
+        """The request to the workers of this round to stop at a step of their own."""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """
@@ -194,9 +199,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _poll_timeout(self) -> float | None:
         interval = self._worker_group.spec.monitor_interval
-        return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout())
+        asked = None if self._asked is None else self._asked.poll_timeout(monotonic())
+        return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout(), asked)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self._asked = None
         self._end_detached()
 
         # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
@@ -284,6 +291,44 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _pass_on(self, signum: signal.Signals) -> None:
         self._processes.pass_on(signum)
+
+    def _listens(self) -> bool:
+        # Nodes that meet by another project's handler have no coordinator to agree by.
+        board = self._processes.stop_board
+        has_coordinator = not isinstance(self._member, HandlerMember)
+        return has_coordinator and board is not None and bool(board.listeners())
+
+    def _begin_stop(self, signum: signal.Signals, grace: float) -> None:
+        board = self._processes.stop_board
+        assert board is not None
+        if self._asked is None:
+            # Else another node must end too, and the workers have been asked already.
+            self._asked = AgreedStop.begin(board, grace, monotonic())
+        # The others save in their own handler, if they have one. Python's own for SIGINT saves nothing.
+        if signum != signal.SIGINT:
+            self._processes.pass_on(signum, spared=board.listeners())
+
+    def _ask_workers(self, why: str, grace: float, ranks: range) -> None:
+        board = self._processes.stop_board
+        if board is None:
+            return
+        if self._asked is None:
+            self._asked = AgreedStop.begin(board, grace, monotonic())
+        self._asked.ask(why, wall_time() + grace, ranks)
+
+    def _counted_calls(self) -> int | None:
+        return None if self._asked is None else self._asked.counted(self._processes.round.running().keys())
+
+    def _agree(self, call: int) -> None:
+        if self._asked is not None:
+            self._asked.agree(call)
+
+    def _stop_due(self) -> StopDue | None:
+        asked = self._asked
+        return StopDue(asked.grace) if asked is not None and asked.falls_due(monotonic()) else None
+
+    def _were_stopped(self) -> bool:
+        return self._asked is not None and self._asked.were_stopped()
 
     def _failures(self) -> dict[int, ProcessFailure]:
         # Workers that were killed because contact was lost have not failed.

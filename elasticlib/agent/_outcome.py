@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import fields
@@ -20,6 +21,7 @@ from elasticlib.agent._policy import Finish, StopRequested
 from elasticlib.errors import (
     ElasticError,
     LaunchInterrupted,
+    PreemptedError,
     ProcessFailure,
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -79,10 +81,15 @@ def _host_of(node: str) -> str:
     return node.rpartition("/")[0] or node
 
 
-def error_of(end: Finish) -> ElasticError | None:
-    """Return the error for the caller if the run failed and no worker caused it; else None."""
+def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> ElasticError | None:
+    """
+    Return the error for the caller if the run failed and no worker caused it; else None.
+
+    *results* is {global rank: return value}.
+    """
     if end.stop is not None:
-        return _error_of_stop(end.stop)
+        is_preempted = end.saved and end.stop.signum != signal.SIGINT and not end.stop.reason
+        return _preempted(end.stop, results) if is_preempted else _error_of_stop(end.stop)
     if end.succeeded or end.final is None:
         return None
     if end.final.succeeded:
@@ -96,6 +103,12 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
     if stop.reason:
         return kind(stop.reason, received)
     return kind(f"process {os.getpid()} got {received.name}: its workers were stopped", received)
+
+
+def _preempted(stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
+    received = signal.Signals(stop.signum)
+    why = f"process {os.getpid()} got {received.name}: its workers were asked to stop, and have returned"
+    return PreemptedError(why, received, dict(results))
 
 
 def _error_of_final(final: Final) -> ElasticError | None:

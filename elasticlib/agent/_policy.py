@@ -6,6 +6,7 @@ in order. The coordinator decides about rounds; this file decides about the node
 
     JOINING --ranks assigned--> RUNNING --failed / ended / signal / contact lost--> STOPPING
     STOPPING --gone--> JOINING or WAITING
+    RUNNING --returned, as asked--> JOINING, WAITING or DONE
     RUNNING --succeeded--> WAITING --final--> DONE
                            WAITING --ended / contact lost--> JOINING --final--> DONE
 
@@ -24,7 +25,15 @@ from typing_extensions import assert_never
 
 from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous import Word
-from elasticlib.rendezvous.protocol import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
+from elasticlib.rendezvous.protocol import (
+    ContactLost,
+    Final,
+    RankAssignment,
+    RoundEnd,
+    StopAgreed,
+    StopAsked,
+    StoreGone,
+)
 
 
 class Phase(enum.Enum):
@@ -40,12 +49,14 @@ class Phase(enum.Enum):
 
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.JOINING: frozenset({Phase.RUNNING, Phase.DONE}),
-    Phase.RUNNING: frozenset({Phase.STOPPING, Phase.WAITING, Phase.DONE}),  # done: no coordinator is left to wait for
+    # Joining: the workers returned because they were asked to. Done: besides that, no coordinator is left to wait for.
+    Phase.RUNNING: frozenset({Phase.STOPPING, Phase.WAITING, Phase.JOINING, Phase.DONE}),
     Phase.STOPPING: frozenset({Phase.JOINING, Phase.WAITING, Phase.DONE}),
     Phase.WAITING: frozenset({Phase.JOINING, Phase.DONE}),
     Phase.DONE: frozenset(),
 }
 """Phases that may follow each phase, as in the picture above; `step` checks it."""
+_SIGINT = 2
 _STORY = 20
 """Number of transitions to remember."""
 
@@ -58,6 +69,14 @@ class AgentState:
     round: int = -1
     stop: StopRequested | None = None
     """Request to stop this node, by a signal or by the program."""
+    asked: bool = False
+    """True if the workers were asked to return at a step of their own, and run until then."""
+    agreed: bool = False
+    """True if all ranks of the job know that step."""
+    saved: bool = False
+    """True if all workers have returned after that, and none has started since."""
+    finished: bool = False
+    """True if they had all succeeded before they knew of the stop."""
     end: RoundEnd | None = None
     """Coordinator's decision about the current round."""
     final: Final | None = None
@@ -87,6 +106,9 @@ class WorkersFailed:
 class WorkersSucceeded:
     """Success of all workers of this node."""
 
+    stopped: bool = False
+    """True if one of them returned because it was asked to stop."""
+
 
 @frozen
 class WorkersGone:
@@ -110,6 +132,8 @@ class StopRequested:
     """Reason given by the program; empty for a signal."""
     grace: float | None = None
     """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
+    is_heard: bool = False
+    """True if the workers' program asks whether it should stop."""
 
     @property
     def why(self) -> str:
@@ -117,7 +141,15 @@ class StopRequested:
         return self.reason or f"signal {self.signum}"
 
 
-Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested
+@frozen
+class StopDue:
+    """Workers that were asked to stop have little time left."""
+
+    grace: float
+    """Seconds until SIGKILL."""
+
+
+Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested | StopDue
 
 
 # Actions.
@@ -133,6 +165,27 @@ class Start:
     """Action: start the workers of these ranks."""
 
     assignment: RankAssignment
+
+
+@frozen
+class WantStop:
+    """Action: report to the coordinator that this node must end; `StopAsked` answers."""
+
+    stop: StopRequested
+
+
+@frozen
+class AskWorkers:
+    """Action: ask the workers to return at a common step; `WorkersSucceeded` or `StopDue` follows."""
+
+    asked: StopAsked
+
+
+@frozen
+class Agree:
+    """Action: let the workers return in this call of ``should_stop``."""
+
+    call: int
 
 
 @frozen
@@ -188,10 +241,22 @@ class Finish:
     """Coordinator's final message; None if none came, and a success is that of this node alone."""
     results: bool = False
     """True if the return values of this node's last round are results of the job."""
+    saved: bool = False
+    """True if all workers returned after they were asked to stop."""
 
 
 Action: TypeAlias = (
-    AskForRanks | Start | StopWorkers | ReportFailed | ReportStopped | ReportSucceeded | LeaveJob | Finish
+    AskForRanks
+    | Start
+    | WantStop
+    | AskWorkers
+    | Agree
+    | StopWorkers
+    | ReportFailed
+    | ReportStopped
+    | ReportSucceeded
+    | LeaveJob
+    | Finish
 )
 Step: TypeAlias = tuple[AgentState, tuple[Action, ...]]
 
@@ -234,7 +299,7 @@ def _react(state: AgentState, event: Event) -> Step:
         case WorkersFailed():
             return _failed(state, event)
         case WorkersSucceeded():
-            return _succeeded(state)
+            return _succeeded(state, event)
         case WorkersGone():
             return _gone(state, event)
         case RoundEnd():
@@ -245,10 +310,16 @@ def _react(state: AgentState, event: Event) -> Step:
             return _store_lost(state)
         case StoreGone():
             return _orphaned(evolve(state, gone=event.why))
+        case StopAsked():
+            return _stop_asked(state, event)
+        case StopAgreed():
+            return _stop_agreed(state, event)
         case ContactLost():
             return _out_of_contact(state, event)
         case StopRequested():
             return _signalled(state, event)
+        case StopDue():
+            return _stop_due(state, event.grace)
         case _:
             assert_never(event)
 
@@ -270,11 +341,27 @@ def _failed(state: AgentState, failed: WorkersFailed) -> Step:
     return evolve(state, phase=Phase.STOPPING), (ReportFailed(state.round), StopWorkers(failed.why))
 
 
-def _succeeded(state: AgentState) -> Step:
+def _succeeded(state: AgentState, success: WorkersSucceeded) -> Step:
     # If they are being stopped already, `WorkersGone` reports whether they ended before.
     if state.phase is not Phase.RUNNING:
         return state, ()
+    if success.stopped:
+        return _returned(state)
+    state = evolve(state, finished=state.stop is not None)
     return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), ReportSucceeded(state.round))
+
+
+def _returned(state: AgentState) -> Step:
+    """Go on after all workers have returned because they were asked to stop: their work is saved, but not done."""
+    state = evolve(state, saved=True)
+    if state.stop is not None:
+        return _done(state, LeaveJob(state.stop.why, state.round), ReportStopped(state.round))
+    if state.final is not None:
+        return _done(state, ReportStopped(state.round))
+    if _is_repeated(state):
+        return evolve(state, phase=Phase.JOINING), (ReportStopped(state.round), AskForRanks())
+    # The node that must end has not left yet: its leave ends the round.
+    return evolve(state, phase=Phase.WAITING), ()
 
 
 def _gone(state: AgentState, gone: WorkersGone) -> Step:
@@ -307,15 +394,25 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
 
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING), (StopWorkers(end.why),)
+        return _stop_unless_agreed(state, end.why)
 
     # `_gone` uses it after the workers' stop; a node that joins has reacted to it already.
     if state.phase is not Phase.WAITING:
         return state, ()
+    if state.stop is not None:
+        return _done(state, LeaveJob(state.stop.why), ReportStopped(state.round))
     if end.restart:
         return evolve(state, phase=Phase.JOINING), (ReportStopped(state.round), AskForRanks())
 
     return state, (ReportStopped(state.round),)
+
+
+def _stop_unless_agreed(state: AgentState, why: str) -> Step:
+    """Stop running workers by a decision of the coordinator."""
+    # Workers that know their last step save there, and return on their own.
+    if state.agreed:
+        return state, ()
+    return evolve(state, phase=Phase.STOPPING), (StopWorkers(why),)
 
 
 def _store_lost(state: AgentState) -> Step:
@@ -344,6 +441,8 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
 
+    if state.stop is not None:
+        return _done(state, LeaveJob(state.stop.why))
     state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
 
     # A coordinator that has counted this node as dead sends it nothing more, but answers a new
@@ -370,7 +469,7 @@ def _orphaned(state: AgentState, *first: Action) -> Step:
 def _final(state: AgentState, final: Final) -> Step:
     state = evolve(state, final=final)
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING), (StopWorkers(final.why),)
+        return _stop_unless_agreed(state, final.why)
     # `_gone` continues with it.
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -378,20 +477,59 @@ def _final(state: AgentState, final: Final) -> Step:
 
 
 def _signalled(state: AgentState, stop: StopRequested) -> Step:
-    # The first request has already started this node's end.
     if state.stop is not None:
-        return state, ()
+        return _signalled_again(state, stop)
 
     state = evolve(state, stop=stop)
     if state.phase is Phase.RUNNING:
-        leave = LeaveJob(stop.why, state.round)
-        return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, stop.grace))
+        return (state, (WantStop(stop),)) if stop.is_heard else _stop_and_leave(state, stop, stop.grace)
 
     # The stop of the workers continues, and `_gone` then ends this node's run.
     if state.phase is Phase.STOPPING:
         return state, (LeaveJob(stop.why, state.round),)
 
     return _done(state, LeaveJob(stop.why))
+
+
+def _signalled_again(state: AgentState, stop: StopRequested) -> Step:
+    # The first request has already started this node's end, but a user who repeats Ctrl-C waits for nothing.
+    is_impatient = stop.signum == _SIGINT and not stop.reason
+    if not is_impatient:
+        return state, ()
+    if state.phase is Phase.WAITING:
+        return _done(state, LeaveJob(stop.why))
+    return _stop_due(state, None)
+
+
+def _stop_and_leave(state: AgentState, stop: StopRequested, grace: float | None) -> Step:
+    leave = LeaveJob(stop.why, state.round)
+    return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, grace))
+
+
+def _stop_asked(state: AgentState, asked: StopAsked) -> Step:
+    # Only the first request of the running round counts.
+    if state.phase is not Phase.RUNNING or asked.round != state.round or state.asked:
+        return state, ()
+    return evolve(state, asked=True), (AskWorkers(asked),)
+
+
+def _stop_agreed(state: AgentState, agreed: StopAgreed) -> Step:
+    if state.phase is not Phase.RUNNING or agreed.round != state.round or not state.asked:
+        return state, ()
+    return evolve(state, agreed=True), (Agree(agreed.call),)
+
+
+def _stop_due(state: AgentState, grace: float | None) -> Step:
+    """Stop workers that were asked to return, and still run."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    if state.stop is not None:
+        return _stop_and_leave(state, state.stop, grace)
+    # Another node must end. This one stops if the round has ended since, or else when it ends.
+    decided = state.final or state.end
+    if decided is None:
+        return evolve(state, agreed=False), ()
+    return evolve(state, phase=Phase.STOPPING), (StopWorkers(decided.why, grace=grace),)
 
 
 def _done(state: AgentState, *first: Action) -> Step:
@@ -406,11 +544,12 @@ def _finish(state: AgentState) -> Finish:
     # A signal ends this node's run, and the coordinator has not ended the job yet.
     if final is None:
         why = "" if stop is None else stop.why
-        return Finish(False, why, stop)
+        return Finish(False, why, stop, saved=state.saved)
 
-    is_failed = stop is not None or not final.succeeded
+    is_stopped = stop is not None and not state.finished
+    is_failed = is_stopped or not final.succeeded
     if is_failed:
-        return Finish(False, final.why, stop, final)
+        return Finish(False, final.why, stop, final, saved=state.saved)
 
     # No worker of this node was in the last round, so it has no results that could count.
     if not state.succeeded:

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib.engines import ENGINES
-from elasticlib.errors import ConfigError, NodesError
+from elasticlib.errors import PREEMPTED, ConfigError, NodesError
 from elasticlib.rendezvous import RDZV_CONF_KEYS, RdzvConfKey, parse_conf
 from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
 
@@ -182,6 +182,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             int,
             metavar="SECONDS",
             unset="TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
+        ),
+        Option(
+            "--preempt-exit",
+            "exit status if a signal stopped the job, and all workers returned after elasticlib.should_stop()",
+            str(PREEMPTED),
+            int,
+            metavar="N",
         ),
         Option(
             "--exit-timeout",

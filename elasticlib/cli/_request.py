@@ -21,7 +21,7 @@ from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.engines import Filling, engine_context, filling, is_shared_step, reachable
-from elasticlib.errors import ConfigError, SpecError
+from elasticlib.errors import PREEMPTED, ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
@@ -49,6 +49,8 @@ class Request:
     """{name of a value: option or variable that gave it}."""
     progress: bool = False
     """True if the terminal must show the ranks' progress."""
+    preempt_exit: int = PREEMPTED
+    """Exit status of a preempted job."""
     notice: str = ""
     """One line for the console: the options that an engine has filled in."""
 
@@ -78,8 +80,21 @@ def request_of(
 
     entrypoint = _entrypoint(args.training_script, values)
     return Request(
-        config, entrypoint, tuple(args.training_script_args), given, values["progress"], notice=filled.notice
+        config,
+        entrypoint,
+        tuple(args.training_script_args),
+        given,
+        values["progress"],
+        _exit_status(values["preempt_exit"], given),
+        filled.notice,
     )
+
+
+def _exit_status(number: int, given: Mapping[str, str]) -> int:
+    if not 0 <= number <= 255:
+        source = given.get("preempt_exit", "--preempt-exit")
+        raise ConfigError(f"{source}: {number} must be an exit status, from 0 to 255")
+    return number
 
 
 def _fill_in(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> Filling:

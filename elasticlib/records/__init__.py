@@ -59,6 +59,7 @@ from elasticlib.records._of_jobs import (
     WorkerAsleep as WorkerAsleep,
     WorkerCrashedLate as WorkerCrashedLate,
     WorkerLingers as WorkerLingers,
+    WorkersAsked as WorkersAsked,
     WorkersCutOff as WorkersCutOff,
     WorkerServersPlaced as WorkerServersPlaced,
     WorkersStopping as WorkersStopping,

@@ -94,6 +94,20 @@ class WorkersStopping(Record, level=logging.INFO):
 
 
 @frozen
+class WorkersAsked(Record, level=logging.WARNING):
+    """Request to workers, which ask for it, to save and return at a common step."""
+
+    round: int
+    why: str
+    grace: float
+    """Seconds until SIGKILL."""
+
+    def __str__(self) -> str:
+        how = f"at the next step that all of them reach; those that still run are killed after {self.grace:g} s"
+        return f"{self.why}: the workers of round {self.round} stop {how}"
+
+
+@frozen
 class StopAwaited(Record, level=logging.WARNING):
     """Wait of a user, who has asked for the end, for workers that have not ended yet."""
 

@@ -47,7 +47,7 @@ class NodeJob(JobOptions):
     """Number of sidecars that this node has lost so far."""
     after: str = ""
     """The reason for which the last of them ended."""
-    hosts: Sequence[str] = ()
+    hosts: Sequence[str] = Factory(list)
     """Names of the machines on which an engine has started the job's nodes, by `node_rank`; empty if unknown."""
     options: Mapping[str, Any] = Factory(dict)
     """More options of the backend: TLS files, prefixes."""

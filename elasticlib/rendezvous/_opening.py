@@ -49,7 +49,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
         _find_local_etcd(choice)
     _log_all(warnings)
     return evolve(
-        choice, work=work, command=command, token=token_of(choice, os.environ), hosts=_hosts_of(choice.run_id)
+        choice, work=work, command=command, token=token_of(choice, os.environ), hosts=list(_hosts_of(choice.run_id))
     )
 
 

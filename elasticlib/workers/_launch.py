@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
@@ -548,10 +548,10 @@ class SpawnerClient:
         self._helpers.wake_spawner()
         self._messages.send("signal", round=self._messages.round, local_rank=local_rank, signal=signum)
 
-    def pass_on(self, signum: int) -> None:
-        """Send *signum* to every worker that handles it."""
+    def pass_on(self, signum: int, local_ranks: Sequence[int]) -> None:
+        """Send *signum* to those workers of *local_ranks* that handle it."""
         self._helpers.wake_spawner()
-        self._messages.send("pass on", signal=signum)
+        self._messages.send("pass on", signal=signum, local_ranks=list(local_ranks))
 
     def ask_for_stacks(self) -> None:
         """Request the stacks of all workers' threads; a `StacksRead` event follows."""

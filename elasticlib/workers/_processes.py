@@ -41,6 +41,7 @@ from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
+from elasticlib.workers.child._should_stop import StopBoard
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
 
@@ -677,11 +678,16 @@ class Processes:
         if self._supervisor.client is not None:
             self._supervisor.client.signal(local_rank, signum)
 
-    def pass_on(self, signum: int) -> None:
-        """Send *signum* to each worker that handles it; it would kill the others."""
+    def pass_on(self, signum: int, spared: Sequence[int] = ()) -> None:
+        """Send *signum* to each worker that handles it, but for the local ranks *spared*; it would kill the others."""
         client = self._supervisor.client
         if client is not None and client.started:
-            client.pass_on(signum)
+            client.pass_on(signum, [rank for rank in range(self._count) if rank not in spared])
+
+    @property
+    def stop_board(self) -> StopBoard | None:
+        """The workers' side of `should_stop` in this round; None if there is no memory for it."""
+        return None if self._board is None else self._board.stop
 
     def grace_left(self) -> float:
         """Return the seconds that workers which are being stopped have until SIGKILL."""

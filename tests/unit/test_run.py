@@ -163,6 +163,7 @@ EXAMPLES = {
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "localhost:0",
     "engine": "none",
+    "preempt_exit": "3",
     "rdzv_conf": "join_timeout=3",
     "wait_for": "max",
     "node_rank": "0",
@@ -509,6 +510,7 @@ DEFAULTS = {
     "--virtual-local-rank": "off",
     "--preload": "auto",
     "--engine": "auto",
+    "--preempt-exit": "75",
 }
 
 

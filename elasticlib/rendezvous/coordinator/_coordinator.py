@@ -24,6 +24,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous.coordinator import (
     _causes,
     _commands,
+    _common_stop,
     _departures,
     _node_liveness,
     _places,
@@ -149,6 +150,8 @@ def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
             return _departures.leave(state, report, now)
         case messages.Succeeded() | messages.Failed() | messages.Stopped():
             return _hear_of_workers(state, report, now)
+        case messages.StopWanted() | messages.CallsCounted():
+            return _hear_of_stop(state, report)
 
     assert_never(report)
 
@@ -169,6 +172,15 @@ def _hear_of_workers(
         return state, ()
 
     return _causes.add_failures(state, current, report, now)
+
+
+def _hear_of_stop(state: JobState, report: messages.StopWanted | messages.CallsCounted) -> Outcome:
+    current = _round_of(state, report)
+    if current is None:
+        return state, ()
+    if isinstance(report, messages.StopWanted):
+        return _common_stop.ask(state, current, report)
+    return _common_stop.count(state, current, report)
 
 
 def _round_of(state: JobState, report: messages.WorkerReport) -> Round | None:
@@ -203,9 +215,16 @@ def _settle(state: JobState, now: float) -> Outcome:
         return _round_end.finish(state, messages.Final(True, why, round=current.number))
 
     if current.end is None:
-        return _let_in_rested(state, current, now)
+        return _settle_running(state, current, now)
 
     return _settle_ended(state, current, current.end, now)
+
+
+def _settle_running(state: JobState, current: Round, now: float) -> Outcome:
+    state, agreed = _common_stop.settle(state, current)
+    assert state.round is not None
+    state, actions = _let_in_rested(state, state.round, now)
+    return state, (*agreed, *actions)
 
 
 def _settle_ended(state: JobState, current: Round, end: messages.RoundEnd, now: float) -> Outcome:

@@ -36,7 +36,16 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._node_liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._state import NOT_HANDED_OVER, Cause, Entry, Exits, JobState, Round, Rules
+from elasticlib.rendezvous.coordinator._state import (
+    NOT_HANDED_OVER,
+    Agreement,
+    Cause,
+    Entry,
+    Exits,
+    JobState,
+    Round,
+    Rules,
+)
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
 from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
@@ -288,6 +297,7 @@ def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, An
         "causes": [_cause(cause, now) for cause in current.causes],
         "end": _message(current.end),
         "rejoined": current.rejoined,
+        "stop": _agreement(current.stop),
         "cause_due": None if current.cause_due is None else max(0.0, current.cause_due - now),
     }
 
@@ -322,8 +332,20 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
         causes=tuple(_read_cause(cause, now) for cause in value["causes"]),
         end=None if value["end"] is None else _read_message(value["end"], messages.RoundEnd),
         rejoined=_untrusted.line(value.get("rejoined", "")),
+        stop=_read_agreement(value.get("stop")),
         cause_due=None if value.get("cause_due") is None else now + _untrusted.seconds(value["cause_due"]),
     )
+
+
+def _agreement(stop: Agreement | None) -> list[Any] | None:
+    return None if stop is None else [dict(stop.calls), stop.call]
+
+
+def _read_agreement(value: Any) -> Agreement | None:
+    if value is None:
+        return None
+    calls, call = value
+    return Agreement(_counts(calls), None if call is None else _untrusted.whole(call, 0))
 
 
 def _read_assignments(shared: Any, own: list[Any]) -> tuple[messages.RankAssignment, ...]:

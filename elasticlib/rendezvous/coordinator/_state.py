@@ -203,6 +203,16 @@ class Cause:
 
 
 @frozen
+class Agreement:
+    """A stop of the round's workers at a step on which all ranks agree, because one node must end."""
+
+    calls: Mapping[str, int] = Factory(dict)
+    """Most calls of `should_stop` of a worker, by node, as far as nodes have reported them."""
+    call: int | None = None
+    """The call in which all return, once it was sent."""
+
+
+@frozen
 class Round:
     """A finalized round: `entries` and `assignments` never change; the rest is its progress."""
 
@@ -225,6 +235,8 @@ class Round:
     """
     The node that asked for ranks again as its sidecar had ended, and how that ended; empty: none.
     """
+    stop: Agreement | None = None
+    """The stop that a node has asked for; None: none has."""
     cause_due: float | None = field(default=None, eq=False)
     """Time to report a cause that was open when the round ended; None: nothing to report."""
 

@@ -8,6 +8,7 @@ from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.rendezvous.protocol._messages import (
+        CallsCounted as CallsCounted,
         ContactLost as ContactLost,
         Failed as Failed,
         FailureNote as FailureNote,
@@ -15,7 +16,10 @@ if typing.TYPE_CHECKING:
         Leave as Leave,
         RankAssignment as RankAssignment,
         RoundEnd as RoundEnd,
+        StopAgreed as StopAgreed,
+        StopAsked as StopAsked,
         Stopped as Stopped,
+        StopWanted as StopWanted,
         StoreGone as StoreGone,
         Succeeded as Succeeded,
     )
@@ -24,7 +28,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.rendezvous.protocol._messages": (
-            "ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd Stopped StoreGone Succeeded"
+            "CallsCounted ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd StopAgreed StopAsked "
+            "StopWanted Stopped StoreGone Succeeded"
         ),
     },
 )

@@ -167,6 +167,27 @@ class Leave:
 
 
 @frozen
+class StopWanted:
+    """To the coordinator: this node must end; its workers, and those of the other nodes, may first agree on a step."""
+
+    node: Name
+    round: int
+    why: str
+    left: float = field(validator=ge(0))
+    """Seconds until its workers are killed."""
+
+
+@frozen
+class CallsCounted:
+    """To the coordinator, after a `StopAsked`: the most calls of `should_stop` of a worker of this node."""
+
+    node: Name
+    round: int
+    calls: int = field(validator=ge(0))
+    """0: no worker here asks whether it should stop."""
+
+
+@frozen
 class RankAssignment:
     """To one node: its place in a round. Ranks of its workers are `rank_base` + local rank."""
 
@@ -212,6 +233,27 @@ class RoundEnd:
     False if workers that still stop may report an earlier failure. The cause then follows in
     another `RoundEnd`, in the next ranks or in the job's end.
     """
+
+
+@frozen
+class StopAsked:
+    """To every node of a round: let the workers say how many calls of `should_stop` they have made."""
+
+    round: int
+    why: str
+    left: float = field(validator=ge(0))
+    """Seconds until the workers of the node that must end are killed."""
+    first_rank: int = field(validator=ge(0))
+    ranks: int = field(validator=ge(0))
+    """The node that must end has so many ranks, from `first_rank` on."""
+
+
+@frozen
+class StopAgreed:
+    """To every node of a round: its workers return in this call of `should_stop`."""
+
+    round: int
+    call: int = field(validator=ge(0))
 
 
 @frozen
@@ -368,13 +410,13 @@ class StoreGone:
     why: str
 
 
-WorkerReport: TypeAlias = Failed | Stopped | Succeeded | Leave
+WorkerReport: TypeAlias = Failed | Stopped | Succeeded | Leave | StopWanted | CallsCounted
 """Report of an agent about its workers."""
 
 Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
 """Message of a node to the coordinator."""
 
-Notice: TypeAlias = RankAssignment | RoundEnd | Final
+Notice: TypeAlias = RankAssignment | RoundEnd | StopAsked | StopAgreed | Final
 """Notice of the coordinator to a node."""
 
 CoordinatorNotice: TypeAlias = Notice | GivenUp | Elaborate | Caution
@@ -388,6 +430,8 @@ _CLASSES: dict[str, type[Any]] = {
     "stopped": Stopped,
     "succeeded": Succeeded,
     "leave": Leave,
+    "stop wanted": StopWanted,
+    "calls": CallsCounted,
     "bye": Acknowledgement,
     "close": Close,
     "letter": Envelope,
@@ -396,12 +440,14 @@ _CLASSES: dict[str, type[Any]] = {
     "beat": NodeHeartbeat,
     "seat": RankAssignment,
     "end": RoundEnd,
+    "stop asked": StopAsked,
+    "stop agreed": StopAgreed,
     "given up": GivenUp,
     "elaborate": Elaborate,
     "caution": Caution,
     "final": Final,
 }
-_REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
+_REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "stop wanted", "calls", "bye", "close")
 _CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, HeartbeatsRead), _REPORTS)
 
 

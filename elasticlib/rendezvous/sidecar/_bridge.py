@@ -36,14 +36,12 @@ from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
-    Failed,
-    Final,
-    Leave,
+    Notice,
     RankAssignment,
-    RoundEnd,
     Stopped,
     StoreGone,
     Succeeded,
+    WorkerReport,
     from_plain,
     to_plain,
 )
@@ -200,7 +198,7 @@ class Bridge:
                 self.guarded = Process.sent(-1, descriptors)
             case "report":
                 report = from_plain(message["report"])
-                assert isinstance(report, Failed | Stopped | Succeeded | Leave | Close)
+                assert isinstance(report, WorkerReport | Close)
                 if isinstance(report, Stopped | Succeeded):
                     self.watch = self.watch.gone()
                 member.post(report)
@@ -253,7 +251,7 @@ class Bridge:
         with listener:
             self.channel.send(message, (listener.fileno(),))
 
-    def _notice_message(self, notice: RankAssignment | RoundEnd | Final) -> Message:
+    def _notice_message(self, notice: Notice) -> Message:
         return {"op": "notice", "notice": to_plain(notice), "generation": self.watch.generation}
 
     def _report_hosting(self) -> None:

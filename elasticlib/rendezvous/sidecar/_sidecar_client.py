@@ -48,8 +48,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
     Final,
-    RankAssignment,
-    RoundEnd,
+    Notice,
     StoreGone,
     WorkerReport,
     from_plain,
@@ -407,10 +406,10 @@ class _Notices:
     _listener: socket.socket | None = None
     """The listener of a round in which this node has group rank 0."""
 
-    def receive(self, message: Message, descriptors: list[int]) -> RankAssignment | RoundEnd | Final | None:
+    def receive(self, message: Message, descriptors: list[int]) -> Notice | None:
         """Return the notice of a message; None if it answers an earlier request."""
         notice = from_plain(message["notice"])
-        assert isinstance(notice, (RankAssignment, RoundEnd, Final))
+        assert isinstance(notice, Notice)
         if descriptors:
             self.drop_listener()
             self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))

@@ -52,6 +52,7 @@ if typing.TYPE_CHECKING:
         set_exception_members as set_exception_members,
         unpack_exception as unpack_exception,
     )
+    from elasticlib.workers.child._should_stop import StopBoard as StopBoard
     from elasticlib.workers.child._showing import DISPLAYED_SUFFIX as DISPLAYED_SUFFIX
     from elasticlib.workers.child._start_spec import StartSpec as StartSpec
     from elasticlib.workers.child._threads import set_blas_threads as set_blas_threads
@@ -73,6 +74,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers.child._result_pickles": (
             "can_be_pickled exception_members pack_exception pack_result set_exception_members unpack_exception"
         ),
+        "elasticlib.workers.child._should_stop": "StopBoard",
         "elasticlib.workers.child._showing": "DISPLAYED_SUFFIX",
         "elasticlib.workers.child._start_spec": "StartSpec",
         "elasticlib.workers.child._threads": "set_blas_threads",

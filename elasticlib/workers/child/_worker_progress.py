@@ -22,6 +22,7 @@ from elasticlib._clock import monotonic
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
 from elasticlib.processes import mapped_bytes, room_for_file
+from elasticlib.workers.child import _should_stop
 
 _HEAD = struct.Struct("@qqdII")
 """
@@ -59,11 +60,13 @@ class Board:
 
     def __init__(self, count: int) -> None:
         self._fd = processes.anonymous_file("progress")
-        with room_for_file(count * _SLOT) as most:
-            if most < count * _SLOT:
+        size = count * _SLOT + _should_stop.room(count)
+        with room_for_file(size) as most:
+            if most < size:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            os.ftruncate(self._fd, count * _SLOT)
+            os.ftruncate(self._fd, size)
         self._memory = mapped_bytes(self._fd)
+        self.stop = _should_stop.StopBoard(self._memory, count * _SLOT, count)
 
     def fileno(self) -> int:
         """Return the descriptor for the workers; -1 once closed."""
@@ -116,8 +119,8 @@ def new_board(count: int) -> Board | None:
 class _Slot:
     """One worker's part of the board."""
 
-    def __init__(self, descriptor: int, local_rank: int) -> None:
-        self._memory = mapped_bytes(descriptor)
+    def __init__(self, memory: memoryview, local_rank: int) -> None:
+        self._memory = memory
         self._start = local_rank * _SLOT
         self._names: tuple[str, ...] = ()
         self._length = 0
@@ -163,14 +166,17 @@ _slot: _Slot | None = None
 
 def attach(descriptor: int | None, local_rank: int) -> None:
     """
-    Make `progress` write to the launcher's board; called before any of the user's code.
+    Make `progress` and `should_stop` use the launcher's board; called before any of the user's code.
 
     Closes the descriptor.
     """
     global _slot
     if descriptor is not None:
-        _slot = _Slot(descriptor, local_rank)
+        memory = mapped_bytes(descriptor)
         os.close(descriptor)
+        _slot = _Slot(memory, local_rank)
+        count = (len(memory) - _should_stop.room(0)) // (_SLOT + _should_stop.room(1) - _should_stop.room(0))
+        _should_stop.attach(memory, count * _SLOT, local_rank)
         # A process that the worker forks has progress of its own, which must not replace the
         # worker's.
         os.register_at_fork(after_in_child=_detach)

@@ -323,7 +323,7 @@ class Spawner:
             case "signal":
                 self._workers.signal(message["round"], message["local_rank"], message["signal"])
             case "pass on":
-                self._workers.pass_on(message["signal"])
+                self._workers.pass_on(message["signal"], message["local_ranks"])
             case "stacks":
                 self._look_at_stacks("stacks", self._workers.living())
             case "place":

@@ -16,7 +16,7 @@ import contextlib
 import os
 import selectors
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elasticlib import processes
@@ -306,10 +306,11 @@ class LiveWorkers:
         if worker is not None and number == self.round:
             worker.send_group(signum)
 
-    def pass_on(self, signum: int) -> None:
-        """Send *signum* to each worker that handles it."""
-        for each in self._live.values():
-            each.pass_on(signum)
+    def pass_on(self, signum: int, local_ranks: Sequence[int]) -> None:
+        """Send *signum* to those workers of *local_ranks* that handle it."""
+        for rank, each in self._live.items():
+            if rank in local_ranks:
+                each.pass_on(signum)
 
     def stop(self, signum: int, grace: float, spare: bool) -> None:
         """

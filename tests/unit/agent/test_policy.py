@@ -13,7 +13,9 @@ from elasticlib.agent import _policy
 from elasticlib.agent._policy import (
     Action,
     AgentState,
+    Agree,
     AskForRanks,
+    AskWorkers,
     Event,
     Finish,
     LeaveJob,
@@ -22,8 +24,10 @@ from elasticlib.agent._policy import (
     ReportStopped,
     ReportSucceeded,
     Start,
+    StopDue,
     StopRequested,
     StopWorkers,
+    WantStop,
     WorkersFailed,
     WorkersGone,
     WorkersSucceeded,
@@ -32,6 +36,7 @@ from elasticlib.agent._policy import (
 )
 from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
+from elasticlib.rendezvous.protocol import StopAgreed, StopAsked
 from elasticlib.rendezvous.protocol._messages import StoreGone
 
 
@@ -46,7 +51,7 @@ LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
 LOST = ContactLost("no answer for 6 s", 1.5)
 GONE = StoreGone("the host of the job's store is gone")
-TERM = int(signal.SIGTERM)
+TERM, INT = int(signal.SIGTERM), int(signal.SIGINT)
 
 
 def after(*events: Event) -> tuple[AgentState, tuple[Action, ...]]:
@@ -219,6 +224,132 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
 """By rule: a course of events, the phase to which it leads, and the actions of its last event."""
 
 
+HEARD = StopRequested(TERM, is_heard=True)
+ASKED = StopAsked(0, "signal 15", 30.0, 0, 2)
+AGREED = StopAgreed(0, 7)
+LEAVING: tuple[Event, ...] = (*RUNNING, HEARD, ASKED, AGREED)
+"""This node must end, and its workers know their last call."""
+HELPING: tuple[Event, ...] = (*RUNNING, ASKED, AGREED)
+"""Another node must end."""
+RETURNED = WorkersSucceeded(stopped=True)
+STOPS: dict[str, tuple[Any, ...]] = {
+    "workers that ask are not stopped at once": ((*RUNNING, HEARD), Phase.RUNNING, WantStop(HEARD)),
+    "they are asked when all nodes are": ((*RUNNING, HEARD, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
+    "so are those of other nodes": ((*RUNNING, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
+    "one request is enough": ((*RUNNING, ASKED, ASKED), Phase.RUNNING),
+    "a request for another round is late": ((*RUNNING, StopAsked(1, "", 1.0, 0, 1)), Phase.RUNNING),
+    "all return in the agreed call": (LEAVING, Phase.RUNNING, Agree(7)),
+    "an agreement without a request is late": ((*RUNNING, AGREED), Phase.RUNNING),
+    "once they have returned, the node leaves, preempted": (
+        (*LEAVING, RETURNED),
+        Phase.DONE,
+        LeaveJob("signal 15", 0),
+        ReportStopped(0),
+        Finish(False, "signal 15", HEARD, saved=True),
+    ),
+    "the others wait for that node to leave": ((*HELPING, RETURNED), Phase.WAITING),
+    "and join the next round": ((*HELPING, RETURNED, AGAIN), Phase.JOINING, ReportStopped(0), AskForRanks()),
+    "the end of the round waits for workers that save": ((*HELPING, AGAIN), Phase.RUNNING),
+    "they join once they have saved": ((*HELPING, AGAIN, RETURNED), Phase.JOINING, ReportStopped(0), AskForRanks()),
+    "the end of the job waits, too": ((*HELPING, BADLY), Phase.RUNNING),
+    "it comes once they have saved": (
+        (*HELPING, BADLY, RETURNED),
+        Phase.DONE,
+        ReportStopped(0),
+        Finish(False, BADLY.why, final=BADLY, saved=True),
+    ),
+    "a preempted node that hears of the end is preempted": (
+        (*LEAVING, BADLY, RETURNED),
+        Phase.DONE,
+        LeaveJob("signal 15", 0),
+        ReportStopped(0),
+        Finish(False, BADLY.why, HEARD, BADLY, saved=True),
+    ),
+    "before they agree, the end of the round stops them": (
+        (*RUNNING, ASKED, AGAIN),
+        Phase.STOPPING,
+        StopWorkers(AGAIN.why),
+    ),
+    "who still runs near the deadline gets the signal": (
+        (*LEAVING, StopDue(5.0)),
+        Phase.STOPPING,
+        LeaveJob("signal 15", 0),
+        StopWorkers("signal 15", TERM, 5.0),
+    ),
+    "also if no other node has answered": (
+        (*RUNNING, HEARD, StopDue(5.0)),
+        Phase.STOPPING,
+        LeaveJob("signal 15", 0),
+        StopWorkers("signal 15", TERM, 5.0),
+    ),
+    "who still runs after the end of the round is stopped": (
+        (*HELPING, AGAIN, StopDue(5.0)),
+        Phase.STOPPING,
+        StopWorkers(AGAIN.why, grace=5.0),
+    ),
+    "who helped in vain goes on": ((*HELPING, StopDue(5.0)), Phase.RUNNING),
+    "until the round ends": ((*HELPING, StopDue(5.0), AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
+    "a second Ctrl-C waits for no step": (
+        (*RUNNING, StopRequested(INT, is_heard=True), StopRequested(INT, is_heard=True)),
+        Phase.STOPPING,
+        LeaveJob("signal 2", 0),
+        StopWorkers("signal 2", INT),
+    ),
+    "a second SIGTERM changes nothing": ((*LEAVING, HEARD), Phase.RUNNING),
+    "a signal after the workers have saved is a preemption": (
+        (*HELPING, RETURNED, SIGNAL),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", SIGNAL, saved=True),
+    ),
+    "workers that had finished before have succeeded": (
+        (*LEAVING, WorkersSucceeded()),
+        Phase.WAITING,
+        ReportSucceeded(0),
+    ),
+    "and so has the job": (
+        (*LEAVING, WorkersSucceeded(), WELL),
+        Phase.DONE,
+        Finish(True, WELL.why, HEARD, WELL, results=True),
+    ),
+    "unless the round is repeated": (
+        (*LEAVING, WorkersSucceeded(), AGAIN),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        ReportStopped(0),
+        Finish(False, "signal 15", HEARD),
+    ),
+    "or contact is lost": (
+        (*LEAVING, WorkersSucceeded(), LOST),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", HEARD),
+    ),
+    "a second Ctrl-C does not wait for others either": (
+        (*RUNNING, StopRequested(INT, is_heard=True), WorkersSucceeded(), StopRequested(INT)),
+        Phase.DONE,
+        LeaveJob("signal 2"),
+        Finish(False, "signal 2", StopRequested(INT, is_heard=True)),
+    ),
+    "a failure stops all, whatever was agreed": (
+        (*LEAVING, WorkersFailed("rank 1 failed")),
+        Phase.STOPPING,
+        ReportFailed(0),
+        StopWorkers("rank 1 failed"),
+    ),
+}
+"""The same for workers whose program asks whether it should stop."""
+
+
+@pytest.mark.parametrize("rule", STOPS)
+def test_a_stop_that_is_asked_for_ends_in_phase_with_actions(rule: str) -> None:
+    course, phase, *actions = STOPS[rule]
+
+    state, last = after(*course)
+
+    assert (phase, tuple(actions)) == (state.phase, last)
+
+
 @pytest.mark.parametrize("rule", COURSES_WITH_ENDS)
 def test_course_ends_in_phase_with_actions(rule: str) -> None:
     course, phase, *actions = COURSES_WITH_ENDS[rule]
@@ -377,14 +508,17 @@ def test_a_store_that_nobody_misses_any_more_is_told_to_nobody(course: tuple[Eve
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(assignment, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
-    st.just(WorkersSucceeded()),
+    st.builds(WorkersSucceeded, st.booleans()),
+    st.builds(StopAsked, ROUNDS, st.just("signal 15"), st.just(30.0), st.just(0), st.just(2)),
+    st.builds(StopAgreed, ROUNDS, st.just(7)),
+    st.just(StopDue(5.0)),
     st.builds(WorkersGone, st.booleans()),
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
     st.just(GONE),
     st.just(WorkerStoreLost()),
-    st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
+    st.builds(StopRequested, st.sampled_from([TERM, INT]), is_heard=st.booleans()),
     st.builds(StopRequested, st.just(TERM), st.just("the program said so"), st.none() | st.floats(0, 60)),
 )
 COURSES = st.lists(EVENTS, max_size=25)
@@ -434,6 +568,7 @@ def test_every_line_of_the_table_is_some_course() -> None:
         [*STOPPING, BADLY, WorkersGone()],
         [*WAITING, AGAIN],
         [*WAITING, WELL],
+        [*HELPING, AGAIN, RETURNED],
     ]
     states = [[_policy.begin()[0], *(after(*course[: n + 1])[0] for n in range(len(course)))] for course in courses]
     seen = {(one.phase, other.phase) for course in states for one, other in itertools.pairwise(course)}
@@ -478,10 +613,24 @@ def test_running_workers_are_stopped_for_every_event_but_their_success(course: l
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING:
             stops = [action for action in actions if isinstance(action, StopWorkers)]
-            concerns = isinstance(event, (WorkersFailed, Final, ContactLost, StopRequested)) or (
-                isinstance(event, RoundEnd) and event.round == before.round
-            )
-            assert len(stops) == concerns
+            assert len(stops) == stops_workers(before, event)
+
+
+def stops_workers(before: AgentState, event: Event | None) -> bool:
+    """Whether *event* stops running workers."""
+    match event:
+        case WorkersFailed() | ContactLost():
+            return True
+        case RoundEnd(number):
+            return number == before.round and not before.agreed
+        case Final():
+            return not before.agreed
+        case StopRequested(signum, reason, is_heard=is_heard):
+            return not is_heard if before.stop is None else (signum == INT and not reason)
+        case StopDue():
+            return bool(before.stop or before.end or before.final)
+        case _:
+            return False
 
 
 @given(COURSES)

@@ -1,0 +1,64 @@
+"""
+Training without torch: each rank makes steps of its own length, and returns when it should stop.
+
+The variables SILENT (a rank that never asks), DIES (a rank that is killed at the request), LAST (the number of steps),
+and STUBBORN (a rank that goes on after its `Stop`) change what ranks do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import elasticlib
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def is_meant(variable: str) -> bool:
+    return os.environ.get(variable) == str(rank())
+
+
+def say(*words: object) -> None:
+    print(" ".join(map(str, words)) + "\n", end="", flush=True)
+
+
+def handle(signum: int, _: object) -> None:
+    say("rank", rank(), "handles", signum)
+    raise SystemExit(0)
+
+
+def train() -> int:
+    if is_meant("SILENT"):
+        signal.signal(signal.SIGTERM, handle)
+        say("rank", rank(), "works as", os.getpid())
+        time.sleep(3600)
+    last = int(os.environ.get("LAST", "1000000"))
+    for step in range(1, last + 1):
+        if step == 5:
+            say("rank", rank(), "works as", os.getpid())
+        time.sleep(0.001 * (1 + rank()))
+        stop = elasticlib.should_stop()
+        if stop is not None:
+            say(
+                "rank",
+                rank(),
+                "stops at",
+                step,
+                "of",
+                os.environ["TORCHELASTIC_RESTART_COUNT"],
+                stop.reason,
+                stop.ranks,
+            )
+            while is_meant("STUBBORN"):
+                time.sleep(3600)
+            return step
+    say("rank", rank(), "is done")
+    return last
+
+
+if __name__ == "__main__":
+    train()

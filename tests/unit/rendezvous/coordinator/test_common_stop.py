@@ -1,0 +1,136 @@
+"""The coordinator's part in a stop at a common step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elasticlib.rendezvous.coordinator._coordinator import MessageReceived, step
+from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
+from elasticlib.rendezvous.coordinator._state import JobState, Rules, Send
+from elasticlib.rendezvous.protocol._messages import (
+    CallsCounted,
+    Descriptor,
+    Failed,
+    Join,
+    Leave,
+    Report,
+    RoundEnd,
+    StopAgreed,
+    StopAsked,
+    Stopped,
+    StopWanted,
+    Succeeded,
+)
+
+WANTED = StopWanted("b", 0, "signal 15", 30.0)
+ASKED = StopAsked(0, "signal 15", 30.0, 2, 3)
+
+
+class Job:
+    """A job whose nodes a, b and c run round 0, with 2, 3 and 4 workers."""
+
+    def __init__(self) -> None:
+        self.state = JobState(Rules(2, 3))
+        self.sent: list[tuple[str, object]] = []
+        self._said: dict[str, int] = {}
+        for node, slots in {"a": 2, "b": 3, "c": 4}.items():
+            self.hear(Join(node, Descriptor(slots, "trainer", ("10.0.0.1",), 1)))
+        self.sent.clear()
+
+    def hear(self, *reports: Report) -> list[tuple[str, object]]:
+        """Return what is sent for the last report, by node."""
+        for report in reports:
+            self._said[report.node] = self._said.get(report.node, 0) + 1
+            self.state, actions = step(self.state, MessageReceived(self._said[report.node], report), 1.0)
+            self.sent = [(action.node, action.notice) for action in actions if isinstance(action, Send)]
+        return self.sent
+
+
+def calls(node: str, count: int) -> CallsCounted:
+    return CallsCounted(node, 0, count)
+
+
+def to_all(notice: object, nodes: str = "abc") -> list[tuple[str, object]]:
+    return [(node, notice) for node in nodes]
+
+
+def test_all_nodes_are_asked_with_the_ranks_that_must_end() -> None:
+    assert to_all(ASKED) == Job().hear(WANTED)
+
+
+def test_the_first_request_of_a_round_counts() -> None:
+    assert [] == Job().hear(WANTED, StopWanted("c", 0, "signal 2", 3.0))
+
+
+def test_the_highest_count_is_the_common_call() -> None:
+    job = Job()
+
+    assert [] == job.hear(WANTED, calls("a", 7), calls("c", 9))
+    assert to_all(StopAgreed(0, 9)) == job.hear(calls("b", 8))
+    assert [] == job.hear(calls("b", 8))
+
+
+def test_a_node_that_has_succeeded_is_not_waited_for() -> None:
+    job = Job()
+
+    assert to_all(StopAgreed(0, 7), "ab") == job.hear(WANTED, calls("a", 7), Succeeded("c", 0), calls("b", 6))
+
+
+def test_a_success_may_be_what_was_waited_for() -> None:
+    job = Job()
+
+    assert to_all(StopAgreed(0, 7), "ab") == job.hear(WANTED, calls("a", 7), calls("b", 6), Succeeded("c", 0))
+
+
+@pytest.mark.parametrize("end", [Failed("c", 0, ()), Leave("c", "gone", 0), Leave("c", "its agent died", lost=True)])
+def test_the_end_of_the_round_ends_the_agreement(end: Report) -> None:
+    job = Job()
+    job.hear(WANTED, calls("a", 7), calls("b", 7))
+
+    ended = job.hear(end)
+    late = job.hear(calls("a", 8))
+
+    assert RoundEnd in {type(notice) for _, notice in ended}
+    assert [] == late
+
+
+def test_an_ended_round_has_nothing_to_agree_on() -> None:
+    assert [] == Job().hear(Failed("c", 0, ()), WANTED)
+
+
+@pytest.mark.parametrize("report", [StopWanted("b", 1, "", 1.0), CallsCounted("b", 0, 1), StopWanted("x", 0, "", 1.0)])
+def test_reports_without_their_round_or_request_change_nothing(report: Report) -> None:
+    assert [] == Job().hear(report)
+
+
+def test_the_node_that_must_end_leaves_after_its_workers() -> None:
+    job = Job()
+    job.hear(WANTED, calls("a", 7), calls("b", 7), calls("c", 7))
+
+    ended = job.hear(Leave("b", "signal 15", 0), Stopped("b", 0, ()))
+
+    assert [] == ended
+    assert job.state.round is not None and job.state.round.end is not None
+    assert job.state.round.end.restart and 0 == job.state.restarts
+
+
+@pytest.mark.parametrize("reports", [(), (WANTED,), (WANTED, calls("a", 7)), (WANTED, *map(calls, "abc", (1, 2, 3)))])
+def test_the_next_coordinator_goes_on_with_it(reports: tuple[Report, ...]) -> None:
+    job = Job()
+    job.hear(*reports)
+
+    taken_over = decode_state(encode_state(job.state, 5.0), 5.0)
+
+    assert taken_over.round is not None and job.state.round is not None
+    assert job.state.round.stop == taken_over.round.stop
+
+
+def test_a_memory_of_an_earlier_version_has_no_agreement() -> None:
+    body = json.loads(encode_state(Job().state, 5.0))
+    del body["round"]["stop"]
+
+    after = decode_state(json.dumps(body).encode(), 5.0)
+
+    assert after.round is not None and after.round.stop is None

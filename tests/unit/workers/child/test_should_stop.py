@@ -1,0 +1,141 @@
+"""`should_stop`: all ranks return in the same call, whatever they do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from elasticlib.workers.child import _should_stop
+from elasticlib.workers.child._should_stop import Stop, StopBoard, room, should_stop
+from tests.waiting import wait_until
+
+LATER = time.time() + 1000
+
+
+class Ranks:
+    """The memory of *count* workers, and their sides of it."""
+
+    def __init__(self, count: int, start: int = 64) -> None:
+        self.memory = memoryview(bytearray(start + room(count)))
+        self.board = StopBoard(self.memory, start, count)
+        self.sides = [_should_stop._Listener(self.memory, start, rank) for rank in range(count)]
+
+    def call(self, rank: int, times: int = 1) -> Stop | None:
+        found = None
+        for _ in range(times):
+            found = self.sides[rank].called()
+        return found
+
+
+def test_without_a_request_nobody_stops() -> None:
+    ranks = Ranks(2)
+
+    assert [None, None] == [ranks.call(0, 3), ranks.call(1)]
+    assert [0, 1] == ranks.board.listeners()
+    assert [] == ranks.board.given()
+
+
+def test_who_never_calls_does_not_listen() -> None:
+    ranks = Ranks(3)
+    ranks.call(1)
+
+    assert [1] == ranks.board.listeners()
+
+
+def test_all_return_in_the_agreed_call() -> None:
+    ranks = Ranks(2)
+    ranks.call(0, 4)
+    ranks.call(1, 3)
+    ranks.board.ask("signal 15", LATER, range(8, 10))
+    ranks.board.agree(6)
+
+    steps = [[ranks.call(rank) for _ in range(4)] for rank in range(2)]
+
+    stop = Stop("signal 15", LATER, (8, 9))
+    assert [[None, stop, stop, stop], [None, None, stop, stop]] == steps
+    assert [0, 1] == ranks.board.given()
+
+
+def test_who_has_passed_the_agreed_call_returns_at_once() -> None:
+    ranks = Ranks(1)
+    ranks.call(0, 9)
+    ranks.board.ask("", LATER, range(1))
+    ranks.board.agree(3)
+
+    assert ranks.call(0) is not None
+
+
+def test_a_rank_waits_until_all_agree() -> None:
+    ranks = Ranks(2)
+    ranks.call(0, 5)
+    ranks.call(1, 4)
+    ranks.board.ask("", LATER, range(2))
+    found: dict[int, Stop | None] = {}
+    threads = [threading.Thread(target=lambda rank=rank: found.update({rank: ranks.call(rank)})) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(ranks.board.seen(range(2))) == 2)
+
+    assert {} == found
+    assert {0: 6, 1: 5} == ranks.board.seen(range(2))
+    ranks.board.agree(6)
+    for thread in threads:
+        thread.join(10)
+
+    assert found[0] is not None and found[1] is None
+    assert ranks.call(1) == found[0]
+
+
+def test_at_the_deadline_nobody_waits_any_more() -> None:
+    ranks = Ranks(1)
+    ranks.call(0)
+    ranks.board.ask("late", time.time() - 1, range(1))
+
+    stop = ranks.call(0)
+
+    assert stop is not None and "late" == stop.reason
+
+
+def test_a_long_reason_is_cut() -> None:
+    ranks = Ranks(1)
+    ranks.board.ask("ä" * 500, LATER, range(1))
+    ranks.board.agree(0)
+
+    stop = ranks.call(0)
+
+    assert stop is not None and 0 < len(stop.reason.encode()) <= 203
+
+
+@given(st.binary(max_size=400), st.integers(0, 300))
+@settings(max_examples=200)
+def test_memory_that_the_program_overwrote_never_raises(junk: bytes, place: int) -> None:
+    ranks = Ranks(2, start=0)
+    ranks.call(0)
+    size = min(len(junk), len(ranks.memory) - place)
+    ranks.memory[place : place + size] = junk[:size]
+    # A worker may wait for the agreement that these bytes promise: the launcher's deadline ends that.
+    ranks.board.agree(1)
+
+    found = ranks.call(0)
+
+    assert found is None or isinstance(found, Stop)
+    assert isinstance(ranks.board.listeners(), list)
+    assert isinstance(ranks.board.seen(range(2)), dict)
+
+
+@pytest.fixture
+def detached() -> Iterator[None]:
+    before = _should_stop._listener
+    yield
+    _should_stop._listener = before
+
+
+@pytest.mark.usefixtures("detached")
+def test_outside_a_worker_it_says_nothing() -> None:
+    _should_stop._listener = None
+
+    assert should_stop() is None
