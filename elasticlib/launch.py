@@ -23,8 +23,8 @@ from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import wall_time
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import check_health_check_server
-from elasticlib.engines import reachable, with_all_nodes
-from elasticlib.errors import ChildFailedError, ConfigError, SignalException
+from elasticlib.engines import is_cancelled, reachable, with_all_nodes
+from elasticlib.errors import ChildFailedError, ConfigError, PreemptedError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
     Job,
@@ -430,6 +430,12 @@ def _run(agent: LocalElasticAgent) -> RunResult:
     """Run *agent* and return its result; record success or failure as torch's launcher does."""
     try:
         result = agent.run()
+    except PreemptedError as error:
+        agent.conclude(error)
+        if is_cancelled(os.environ):
+            # Its owner wants no other try.
+            raise SignalException(f"{error}; the job was cancelled", error.sigval) from None
+        raise
     except BaseException as error:
         agent.conclude(error)
         raise

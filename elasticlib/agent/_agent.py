@@ -192,12 +192,15 @@ class SimpleElasticAgent(ElasticAgent):
     def _ask_workers(self, why: str, grace: float, ranks: range) -> None:
         """Ask the workers to return at a common step within *grace* seconds, since *ranks* must end."""
 
-    def _counted_calls(self) -> int | None:
-        """Return the most calls of a worker that was asked, once all have come; None before, and later again."""
+    def _counted_calls(self) -> tuple[int, float, int] | None:
+        """Return news of the workers' calls: most calls, calls per second, and the proposal that they know since."""
         return None
 
-    def _agree(self, call: int) -> None:
-        """Let the workers return in this call of ``should_stop``."""
+    def _propose(self, call: int) -> None:
+        """Let the workers wait in this call of ``should_stop``."""
+
+    def _agree(self) -> None:
+        """Let the workers return in the proposed call."""
 
     def _stop_due(self) -> _policy.StopDue | None:
         """Return the event that workers which were asked to stop have little time left; None if they have time."""
@@ -326,9 +329,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _course_of_stop(self) -> list[_policy.Event]:
         """Report the workers' calls to the coordinator; return the event that their time is over."""
-        calls = self._counted_calls()
-        if calls is not None:
-            self._member.post(CallsCounted(self._member.node, self._worker_group.round, calls))
+        counted = self._counted_calls()
+        if counted is not None:
+            self._member.post(CallsCounted(self._member.node, self._worker_group.round, *counted))
         due = self._stop_due()
         return [due] if due is not None else []
 
@@ -407,8 +410,10 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.AskWorkers(asked):
                 self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
                 self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))
-            case _policy.Agree(call):
-                self._agree(call)
+            case _policy.Propose(call):
+                self._propose(call)
+            case _policy.Agree():
+                self._agree()
             case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
                 # A loss of contact since then explains why workers were killed: handle it first.

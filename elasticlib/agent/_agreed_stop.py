@@ -8,15 +8,15 @@ written through its `StopBoard`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from attrs import define, field
 
-from elasticlib._times import soonest
 from elasticlib.workers.child import StopBoard
 
-_TICK = 0.005
-"""Seconds between two looks at the workers' counts, until all have come."""
+_SAMPLE = 0.02
+"""Seconds over which the workers' calls are counted, to know how fast they are."""
+_VISIBLE = 0.002
+"""Seconds after which all workers see a proposal, and their calls of before can be seen."""
 _SHARE, _MOST = 0.2, 5.0
 """Part of the grace, and its maximum in seconds, that is kept for workers that do not return in time."""
 
@@ -30,9 +30,11 @@ class AgreedStop:
     """Seconds from `due` to SIGKILL."""
     due: float
     """Time at which workers that still run get the signal."""
-    _listeners: frozenset[int] | None = field(init=False, default=None)
-    """Local ranks that called `should_stop` before they were asked to stop: they are waited for."""
-    _is_counted: bool = field(init=False, default=False)
+    _count_at: float = field(init=False, default=math.inf)
+    """Time of the next count of the workers' calls."""
+    _first: int = field(init=False, default=0)
+    """Calls of the fastest worker when they were asked."""
+    _proposed: int = field(init=False, default=0)
 
     @classmethod
     def begin(cls, board: StopBoard, grace: float, now: float) -> AgreedStop:
@@ -40,29 +42,32 @@ class AgreedStop:
         kept = min(_MOST, _SHARE * grace)
         return cls(board, kept, now + grace - kept)
 
-    def ask(self, why: str, deadline: float, ranks: range) -> None:
-        """Ask the workers to stop until *deadline*, a Unix time, since the global *ranks* must end."""
-        self._listeners = frozenset(self._board.listeners())
+    def ask(self, why: str, deadline: float, ranks: range, now: float) -> None:
+        """Begin to count the calls of workers that must stop until *deadline*, a Unix time; *ranks* are global."""
         self._board.ask(why, deadline, ranks)
+        self._first, self._count_at = self._board.calls(), now + _SAMPLE
 
-    def counted(self, running: Collection[int]) -> int | None:
+    def propose(self, call: int, now: float) -> None:
+        """Let the workers wait in this call."""
+        self._board.propose(call)
+        self._proposed, self._count_at = call, now + _VISIBLE
+
+    def agree(self) -> None:
+        """Let the workers return in the proposed call."""
+        self._board.confirm()
+
+    def counted(self, now: float) -> tuple[int, float, int] | None:
         """
-        Return the most calls of a worker, once all listeners that are *running* have seen the request.
+        Return (calls of the fastest worker, its calls per second, the proposal that all know) after a request.
 
-        None before, and after the first time.
+        None before the count, and after it.
         """
-        if self._listeners is None or self._is_counted:
+        if now < self._count_at:
             return None
-        seen = self._board.seen(self._listeners)
-        is_awaited = any(rank in running and rank not in seen for rank in self._listeners)
-        if is_awaited:
-            return None
-        self._is_counted = True
-        return max(seen.values(), default=0)
-
-    def agree(self, call: int) -> None:
-        """Let the workers stop in this call."""
-        self._board.agree(call)
+        self._count_at = math.inf
+        calls = self._board.calls()
+        rate = 0.0 if self._proposed else (calls - self._first) / _SAMPLE
+        return calls, max(rate, 0.0), self._proposed
 
     def falls_due(self, now: float) -> bool:
         """Return True once, when `due` has come."""
@@ -73,9 +78,8 @@ class AgreedStop:
 
     def poll_timeout(self, now: float) -> float | None:
         """Return the seconds until `counted` must be called, or `due` has come; None: neither."""
-        left = None if self.due == math.inf else max(0.0, self.due - now)
-        is_counting = self._listeners is not None and not self._is_counted
-        return soonest(left, _TICK if is_counting else None)
+        soon = min(self.due, self._count_at)
+        return None if soon == math.inf else max(0.0, soon - now)
 
     def were_stopped(self) -> bool:
         """Return True if a worker was given a `Stop`."""

@@ -314,14 +314,18 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         if self._asked is None:
             self._asked = AgreedStop.begin(board, grace, monotonic())
-        self._asked.ask(why, wall_time() + grace, ranks)
+        self._asked.ask(why, wall_time() + grace, ranks, monotonic())
 
-    def _counted_calls(self) -> int | None:
-        return None if self._asked is None else self._asked.counted(self._processes.round.running().keys())
+    def _counted_calls(self) -> tuple[int, float, int] | None:
+        return None if self._asked is None else self._asked.counted(monotonic())
 
-    def _agree(self, call: int) -> None:
+    def _propose(self, call: int) -> None:
         if self._asked is not None:
-            self._asked.agree(call)
+            self._asked.propose(call, monotonic())
+
+    def _agree(self) -> None:
+        if self._asked is not None:
+            self._asked.agree()
 
     def _stop_due(self) -> StopDue | None:
         asked = self._asked

@@ -32,6 +32,7 @@ from elasticlib.rendezvous.protocol import (
     RoundEnd,
     StopAgreed,
     StopAsked,
+    StopProposed,
     StoreGone,
 )
 
@@ -182,10 +183,15 @@ class AskWorkers:
 
 
 @frozen
-class Agree:
-    """Action: let the workers return in this call of ``should_stop``."""
+class Propose:
+    """Action: let the workers wait in this call of ``should_stop``."""
 
     call: int
+
+
+@frozen
+class Agree:
+    """Action: let the workers return in the proposed call."""
 
 
 @frozen
@@ -250,6 +256,7 @@ Action: TypeAlias = (
     | Start
     | WantStop
     | AskWorkers
+    | Propose
     | Agree
     | StopWorkers
     | ReportFailed
@@ -312,6 +319,8 @@ def _react(state: AgentState, event: Event) -> Step:
             return _orphaned(evolve(state, gone=event.why))
         case StopAsked():
             return _stop_asked(state, event)
+        case StopProposed():
+            return _stop_proposed(state, event)
         case StopAgreed():
             return _stop_agreed(state, event)
         case ContactLost():
@@ -513,10 +522,19 @@ def _stop_asked(state: AgentState, asked: StopAsked) -> Step:
     return evolve(state, asked=True), (AskWorkers(asked),)
 
 
+def _stop_proposed(state: AgentState, proposed: StopProposed) -> Step:
+    return state, (Propose(proposed.call),) if _is_asked(state, proposed.round) else ()
+
+
 def _stop_agreed(state: AgentState, agreed: StopAgreed) -> Step:
-    if state.phase is not Phase.RUNNING or agreed.round != state.round or not state.asked:
+    if not _is_asked(state, agreed.round):
         return state, ()
-    return evolve(state, agreed=True), (Agree(agreed.call),)
+    return evolve(state, agreed=True), (Agree(),)
+
+
+def _is_asked(state: AgentState, round: int) -> bool:
+    """Return whether workers of this *round* run, and were asked to return."""
+    return state.phase is Phase.RUNNING and round == state.round and state.asked
 
 
 def _stop_due(state: AgentState, grace: float | None) -> Step:

@@ -3,9 +3,9 @@ Engines: programs that place one agent on each node, such as Slurm and Kubernete
 
 * `_placement`: the variables that an engine has left in the environment of this process; one reader for each engine.
 * `_filling`: the options that a launch takes from it; they are only those that nobody gave.
-* `_addresses`: asks Slurm for the address of a node whose name does not resolve.
+* `_slurm_queries`: asks Slurm for the address of a node whose name does not resolve, and whether a job was cancelled.
 
-Only `_addresses` leaves the process. Ray and hosts over SSH have no reader: they start no agent on their own.
+Only `_slurm_queries` leaves the process. Ray and hosts over SSH have no reader: they start no agent on their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
-    from elasticlib.engines._addresses import reachable as reachable
     from elasticlib.engines._filling import (
         Filling as Filling,
         filling as filling,
@@ -28,12 +27,13 @@ if typing.TYPE_CHECKING:
         is_shared_step as is_shared_step,
         scheduler_index as scheduler_index,
     )
+    from elasticlib.engines._slurm_queries import is_cancelled as is_cancelled, reachable as reachable
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
-        "elasticlib.engines._addresses": "reachable",
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling filling with_all_nodes",
+        "elasticlib.engines._slurm_queries": "is_cancelled reachable",
     },
 )

@@ -644,6 +644,8 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to stop the workers, as `stop` does, and return at once."""
         self.imports.rest()
+        if self.stop_board is not None:
+            self.stop_board.let_signals_act()
         self.round.is_stopped = False
         self._limits.begin_stop(signum, grace, self._supervisor.job.common.exit_timeout[0] if spare_failed else 0.0)
         if self._supervisor.client is not None:

@@ -338,14 +338,20 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
 
 
 def _agreement(stop: Agreement | None) -> list[Any] | None:
-    return None if stop is None else [dict(stop.calls), stop.call]
+    return None if stop is None else [dict(stop.calls), stop.proposed, stop.rate, stop.tries, stop.is_agreed]
 
 
 def _read_agreement(value: Any) -> Agreement | None:
     if value is None:
         return None
-    calls, call = value
-    return Agreement(_counts(calls), None if call is None else _untrusted.whole(call, 0))
+    calls, proposed, rate, tries, is_agreed = value
+    return Agreement(
+        _counts(calls),
+        _untrusted.whole(proposed, 0),
+        _untrusted.seconds(rate, 0.0),
+        _untrusted.whole(tries, 0),
+        _untrusted.exactly(is_agreed, bool),
+    )
 
 
 def _read_assignments(shared: Any, own: list[Any]) -> tuple[messages.RankAssignment, ...]:

@@ -207,9 +207,14 @@ class Agreement:
     """A stop of the round's workers at a step on which all ranks agree, because one node must end."""
 
     calls: Mapping[str, int] = Factory(dict)
-    """Most calls of `should_stop` of a worker, by node, as far as nodes have reported them."""
-    call: int | None = None
-    """The call in which all return, once it was sent."""
+    """Most calls of `should_stop` of a worker, by node, as far as nodes have reported them since the proposal."""
+    proposed: int = 0
+    """The call in which all may return; 0: none was proposed yet."""
+    rate: float = 0.0
+    """Calls per second of the fastest worker."""
+    tries: int = 0
+    """Number of proposals."""
+    is_agreed: bool = False
 
 
 @frozen

@@ -183,7 +183,9 @@ class Session:
         name = exchange.mailbox_name(self.identity.node, self._outbox.join_seq)
         self._mailbox = self._mailbox.opened(name, self.seen.epoch)
         # Events that the agent did not take are about ranks that this node does not want any more.
-        self._drop_words((messages.RankAssignment, messages.RoundEnd, messages.StopAsked, messages.StopAgreed))
+        self._drop_words(
+            (messages.RankAssignment, messages.RoundEnd, messages.StopAsked, messages.StopProposed, messages.StopAgreed)
+        )
         self._waiting = Waiting(now)
         self._unsure = False
         self._heartbeats = self._heartbeats.joins()
@@ -420,7 +422,7 @@ class Session:
             self._waiting = None
             self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
             self._take_up(read, now, out)
-        elif isinstance(notice, (messages.StopAsked, messages.StopAgreed)):
+        elif isinstance(notice, (messages.StopAsked, messages.StopProposed, messages.StopAgreed)):
             self.words += (notice,)
         else:
             self._take_up(-math.inf, now, out)

@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
         StopAgreed as StopAgreed,
         StopAsked as StopAsked,
         Stopped as Stopped,
+        StopProposed as StopProposed,
         StopWanted as StopWanted,
         StoreGone as StoreGone,
         Succeeded as Succeeded,
@@ -29,7 +30,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.rendezvous.protocol._messages": (
             "CallsCounted ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd StopAgreed StopAsked "
-            "StopWanted Stopped StoreGone Succeeded"
+            "StopProposed StopWanted Stopped StoreGone Succeeded"
         ),
     },
 )

@@ -179,12 +179,16 @@ class StopWanted:
 
 @frozen
 class CallsCounted:
-    """To the coordinator, after a `StopAsked`: the most calls of `should_stop` of a worker of this node."""
+    """To the coordinator, after a `StopAsked` or `StopProposed`: the most calls of `should_stop` of a worker here."""
 
     node: Name
     round: int
     calls: int = field(validator=ge(0))
     """0: no worker here asks whether it should stop."""
+    rate: float = field(default=0.0, validator=ge(0))
+    """Calls per second of that worker."""
+    proposed: int = field(default=0, validator=ge(0))
+    """The proposal that these workers know since; 0: none."""
 
 
 @frozen
@@ -249,11 +253,18 @@ class StopAsked:
 
 
 @frozen
-class StopAgreed:
-    """To every node of a round: its workers return in this call of `should_stop`."""
+class StopProposed:
+    """To every node of a round: its workers wait in this call of `should_stop`."""
 
     round: int
-    call: int = field(validator=ge(0))
+    call: int = field(validator=ge(1))
+
+
+@frozen
+class StopAgreed:
+    """To every node of a round: no worker had passed the proposed call, so that all return in it."""
+
+    round: int
 
 
 @frozen
@@ -416,7 +427,7 @@ WorkerReport: TypeAlias = Failed | Stopped | Succeeded | Leave | StopWanted | Ca
 Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
 """Message of a node to the coordinator."""
 
-Notice: TypeAlias = RankAssignment | RoundEnd | StopAsked | StopAgreed | Final
+Notice: TypeAlias = RankAssignment | RoundEnd | StopAsked | StopProposed | StopAgreed | Final
 """Notice of the coordinator to a node."""
 
 CoordinatorNotice: TypeAlias = Notice | GivenUp | Elaborate | Caution
@@ -441,6 +452,7 @@ _CLASSES: dict[str, type[Any]] = {
     "seat": RankAssignment,
     "end": RoundEnd,
     "stop asked": StopAsked,
+    "stop proposed": StopProposed,
     "stop agreed": StopAgreed,
     "given up": GivenUp,
     "elaborate": Elaborate,

@@ -1,9 +1,9 @@
 """
 The request to stop that a worker's program asks for, in memory that it shares with the launcher.
 
-All ranks see the request at the same step, without a barrier in each. A call counts itself and reads
-one number. After a request each rank waits once, in its next call, until the launcher has seen the
-counts of all ranks: they stop at the highest one.
+All ranks stop in the same call. No rank may wait for another one, which may wait for it in a
+collective. So the launcher reads how many calls each rank has made, proposes a later one, and
+confirms it once it has seen that no rank had passed it. Only a rank that arrives there before waits.
 
 Rules of this file: a call without a request makes no system call. Numbers that the program may have
 written over lead to a wrong step at most, and never to an error or to a wait without end.
@@ -12,24 +12,27 @@ written over lead to a wrong step at most, and never to an error or to a wait wi
 from __future__ import annotations
 
 import os
+import signal
 import struct
-from collections.abc import Iterable
+import threading
 from dataclasses import dataclass
 
 from elasticlib._clock import sleep, wall_time
 
 _HEAD = struct.Struct("@qqdqqq")
-"""State, step at which all stop, deadline (Unix time), first rank, number of ranks, bytes of the reason."""
+"""State, call in which all stop, deadline (Unix time), first rank, number of ranks, bytes of the reason."""
 _LONGEST_REASON = 200
-_ROW = struct.Struct("@qqq")
-"""Of one worker: its calls, its calls when it saw the request, and 1 once it was given a `Stop`."""
+_ROW = struct.Struct("@qq")
+"""Of one worker: its calls, and 1 once it was given a `Stop`."""
 _ROW_BYTES = 64
 """A cache line of its own, since each call writes there."""
-_ROWS_AT = 256
+_ROWS_AT = 512
+_ACTS_AT = _ROWS_AT - 8
+"""Place of a number that is 1 once the launcher itself stops the workers."""
 _COUNT = struct.Struct("@q")
-_NONE, _ASKED, _AGREED = 0, 1, 2
+_NONE, _PROPOSED, _CONFIRMED = 0, 1, 2
 _TICK = 0.001
-"""Seconds between two looks of a rank that waits for the others."""
+"""Seconds between two looks of a rank that waits for the confirmation."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +64,37 @@ class StopBoard:
         """Return the local ranks whose programs have called `should_stop` in this round."""
         return [rank for rank in range(self._count) if self._row(rank)[0] > 0]
 
+    def calls(self) -> int:
+        """Return the most calls that a worker has made."""
+        return max((self._row(rank)[0] for rank in range(self._count)), default=0)
+
     def ask(self, reason: str, deadline: float, ranks: range) -> None:
-        """Ask all workers to stop; *deadline* is a Unix time, *ranks* are global."""
+        """Prepare the `Stop`; *deadline* is a Unix time, *ranks* are global."""
         text = reason.encode()[:_LONGEST_REASON]
         place = self._start + _HEAD.size
         self._memory[place : place + len(text)] = text
-        self._write(_NONE, 0, deadline, ranks, len(text))
+        _HEAD.pack_into(self._memory, self._start, _NONE, 0, deadline, ranks.start, len(ranks), len(text))
+
+    def propose(self, call: int) -> None:
+        """Let workers wait in this *call* of theirs."""
+        _COUNT.pack_into(self._memory, self._start + _COUNT.size, call)
         # The state comes last: workers that see it read the rest.
-        _COUNT.pack_into(self._memory, self._start, _ASKED)
+        _COUNT.pack_into(self._memory, self._start, _PROPOSED)
 
-    def seen(self, local_ranks: Iterable[int]) -> dict[int, int]:
-        """Return {local rank: its calls} of those among *local_ranks* that have seen the request."""
-        found = {rank: self._row(rank)[1] for rank in local_ranks}
-        return {rank: calls for rank, calls in found.items() if calls > 0}
+    def confirm(self) -> None:
+        """Let workers stop in the proposed call."""
+        _COUNT.pack_into(self._memory, self._start, _CONFIRMED)
 
-    def agree(self, step: int) -> None:
-        """Let each worker stop in its call number *step*, or at once if it has made more calls."""
-        _COUNT.pack_into(self._memory, self._start + _COUNT.size, step)
-        _COUNT.pack_into(self._memory, self._start, _AGREED)
+    def let_signals_act(self) -> None:
+        """Let SIGTERM end workers that have called `should_stop`: the launcher sends it now."""
+        _COUNT.pack_into(self._memory, self._start + _ACTS_AT, 1)
 
     def given(self) -> list[int]:
         """Return the local ranks that were given a `Stop`."""
-        return [rank for rank in range(self._count) if self._row(rank)[2] > 0]
+        return [rank for rank in range(self._count) if self._row(rank)[1] > 0]
 
-    def _row(self, local_rank: int) -> tuple[int, int, int]:
+    def _row(self, local_rank: int) -> tuple[int, int]:
         return _ROW.unpack_from(self._memory, self._start + _ROWS_AT + local_rank * _ROW_BYTES)
-
-    def _write(self, state: int, step: int, deadline: float, ranks: range, length: int) -> None:
-        _HEAD.pack_into(self._memory, self._start, state, step, deadline, ranks.start, len(ranks), length)
 
 
 class _Listener:
@@ -103,27 +109,32 @@ class _Listener:
 
     def called(self) -> Stop | None:
         self._calls = calls = self._calls + 1
+        if calls == 1:
+            _leave_sigterm_to_launcher()
         _COUNT.pack_into(self._memory, self._row, calls)
         if self._memory[self._start] == _NONE:
             return None
         return self._answer()
 
+    def do_signals_act(self) -> bool:
+        """Return True once the launcher itself stops the workers."""
+        return self._memory[self._start + _ACTS_AT] != 0
+
     def _answer(self) -> Stop | None:
-        """Return the request once this call's number is the agreed one, or a later one."""
+        """Return the request once this call is the confirmed one, or a later one."""
         if self._stop is None and self._is_time():
             self._stop = self._read()
-            _COUNT.pack_into(self._memory, self._row + 2 * _COUNT.size, 1)
+            _COUNT.pack_into(self._memory, self._row + _COUNT.size, 1)
         return self._stop
 
     def _is_time(self) -> bool:
-        """Wait until the ranks have agreed on a call; return True if it is this one, or an earlier one."""
-        _COUNT.pack_into(self._memory, self._row + _COUNT.size, self._calls)
+        """Return True if all stop in this call; wait while that is only proposed."""
         while True:
-            state, step, deadline, *_ = _HEAD.unpack_from(self._memory, self._start)
-            if state == _AGREED:
-                return bool(self._calls >= step)
-            # The launcher decides before that; without it this worker would end anyway.
-            if not wall_time() < deadline:
+            state, call, deadline, *_ = _HEAD.unpack_from(self._memory, self._start)
+            if self._calls < call:
+                return False
+            # The launcher decides before the deadline; without it this worker would end anyway.
+            if state == _CONFIRMED or not wall_time() < deadline:
                 return True
             sleep(_TICK)
 
@@ -145,6 +156,24 @@ def attach(memory: memoryview, start: int, local_rank: int) -> None:
     os.register_at_fork(after_in_child=_detach)
 
 
+def _leave_sigterm_to_launcher() -> None:
+    """
+    Ignore SIGTERM until the launcher sends it, unless the program has a handler of its own.
+
+    Slurm sends it to every process of a step at once, which would end this worker before its next step.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _handle_sigterm)
+
+
+def _handle_sigterm(signum: int, _: object) -> None:
+    is_asked = _listener is not None and not _listener.do_signals_act()
+    if not is_asked:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+
 def _detach() -> None:
     global _listener
     _listener = None
@@ -158,8 +187,7 @@ def should_stop() -> Stop | None:
     a checkpoint then, and return. A worker that has called it gets no SIGTERM before its deadline
     is near. The launch raises `PreemptedError`, and ``elasticrun`` exits with 75.
 
-    A call takes less than a microsecond. At a request each rank waits in its next call until all
-    ranks that have called before have called again. Outside a worker of elasticlib, and in processes
-    that a worker starts, it returns None.
+    A call takes less than a microsecond, and no rank waits for another. Outside a worker of
+    elasticlib, and in processes that a worker starts, it returns None.
     """
     return None if _listener is None else _listener.called()

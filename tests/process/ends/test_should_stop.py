@@ -18,14 +18,15 @@ from tests.process.scripts.steps import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
+TOGETHER = str(Path(__file__).parents[1] / "scripts" / "steps_together.py")
 SCRIPT = str(Path(__file__).parents[1] / "scripts" / "steps.py")
 
 
 class Command:
     """``elasticrun`` on one node, or on one of several."""
 
-    def __init__(self, *options: str, **variables: str) -> None:
-        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, SCRIPT)
+    def __init__(self, *options: str, script: str = SCRIPT, **variables: str) -> None:
+        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, script)
         self.program = Program(*line, env=environment(**variables), start_new_session=True)
 
     def works(self, times: int = 2) -> None:
@@ -63,6 +64,51 @@ def test_all_ranks_stop_at_one_step_and_the_command_says_preempted(commands: lis
     assert {0, 1, 2, 3} == stops(said).keys() and 1 == len(set(stops(said).values())), said
     assert "signal 15 (0, 1, 2, 3)" in said
     assert "got SIGTERM: its workers were asked to stop, and have returned" in said
+
+
+def test_a_signal_to_every_process_waits_for_the_step_too(commands: list[Command]) -> None:
+    """As Slurm sends it."""
+    commands.append(command := Command())
+    pids = [int(command.program.says(f"rank {rank} works as").rpartition(" ")[2]) for rank in range(2)]
+
+    for pid in (*pids, command.program.popen.pid):
+        os.kill(pid, signal.SIGTERM)
+    status, said = command.ends()
+
+    assert 75 == status, said
+    assert {0, 1} == stops(said).keys() and 1 == len(set(stops(said).values())), said
+
+
+def test_a_restart_ends_ranks_that_ask(commands: list[Command]) -> None:
+    commands.append(command := Command("--max-restarts", "1"))
+    victim = int(command.program.says("rank 1 works as").rpartition(" ")[2])
+    command.program.says("rank 0 works as")
+
+    os.kill(victim, signal.SIGKILL)
+    command.works(4)
+    command.send(signal.SIGTERM)
+    status, said = command.ends()
+
+    assert 75 == status, said
+    assert {0, 1} == stops(said).keys(), said
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ranks_that_wait_in_collectives_stop_at_one_step(commands: list[Command], number: int) -> None:
+    """No rank may wait for another in `should_stop`, which may wait for it in a collective."""
+    if number == 1:
+        commands.append(Command("--nproc-per-node", "4", script=TOGETHER))
+        commands[0].works(4)
+    else:
+        nodes(commands, 2, free_port(), "--nnodes", "2", script=TOGETHER)
+
+    for each in commands:
+        each.send(signal.SIGTERM)
+    ends = [each.ends() for each in commands]
+    found = {rank: step for _, said in ends for rank, step in stops(said).items()}
+
+    assert {75} == {status for status, _ in ends}, ends
+    assert {0, 1, 2, 3} == found.keys() and 1 == len(set(found.values())), ends
 
 
 def test_the_exit_status_of_a_preemption_is_an_option(commands: list[Command]) -> None:

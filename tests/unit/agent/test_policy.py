@@ -20,6 +20,7 @@ from elasticlib.agent._policy import (
     Finish,
     LeaveJob,
     Phase,
+    Propose,
     ReportFailed,
     ReportStopped,
     ReportSucceeded,
@@ -36,7 +37,7 @@ from elasticlib.agent._policy import (
 )
 from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous.protocol import StopAgreed, StopAsked
+from elasticlib.rendezvous.protocol import StopAgreed, StopAsked, StopProposed
 from elasticlib.rendezvous.protocol._messages import StoreGone
 
 
@@ -226,10 +227,11 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
 
 HEARD = StopRequested(TERM, is_heard=True)
 ASKED = StopAsked(0, "signal 15", 30.0, 0, 2)
-AGREED = StopAgreed(0, 7)
-LEAVING: tuple[Event, ...] = (*RUNNING, HEARD, ASKED, AGREED)
+PROPOSED = StopProposed(0, 7)
+AGREED = StopAgreed(0)
+LEAVING: tuple[Event, ...] = (*RUNNING, HEARD, ASKED, PROPOSED, AGREED)
 """This node must end, and its workers know their last call."""
-HELPING: tuple[Event, ...] = (*RUNNING, ASKED, AGREED)
+HELPING: tuple[Event, ...] = (*RUNNING, ASKED, PROPOSED, AGREED)
 """Another node must end."""
 RETURNED = WorkersSucceeded(stopped=True)
 STOPS: dict[str, tuple[Any, ...]] = {
@@ -238,7 +240,9 @@ STOPS: dict[str, tuple[Any, ...]] = {
     "so are those of other nodes": ((*RUNNING, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
     "one request is enough": ((*RUNNING, ASKED, ASKED), Phase.RUNNING),
     "a request for another round is late": ((*RUNNING, StopAsked(1, "", 1.0, 0, 1)), Phase.RUNNING),
-    "all return in the agreed call": (LEAVING, Phase.RUNNING, Agree(7)),
+    "workers wait in the proposed call": ((*RUNNING, HEARD, ASKED, PROPOSED), Phase.RUNNING, Propose(7)),
+    "a proposal without a request is late": ((*RUNNING, PROPOSED), Phase.RUNNING),
+    "all return in it once it is agreed": (LEAVING, Phase.RUNNING, Agree()),
     "an agreement without a request is late": ((*RUNNING, AGREED), Phase.RUNNING),
     "once they have returned, the node leaves, preempted": (
         (*LEAVING, RETURNED),
@@ -510,7 +514,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(WorkersFailed, st.just("failed")),
     st.builds(WorkersSucceeded, st.booleans()),
     st.builds(StopAsked, ROUNDS, st.just("signal 15"), st.just(30.0), st.just(0), st.just(2)),
-    st.builds(StopAgreed, ROUNDS, st.just(7)),
+    st.builds(StopProposed, ROUNDS, st.just(7)),
+    st.builds(StopAgreed, ROUNDS),
     st.just(StopDue(5.0)),
     st.builds(WorkersGone, st.booleans()),
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),

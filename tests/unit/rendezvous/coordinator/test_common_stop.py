@@ -20,6 +20,7 @@ from elasticlib.rendezvous.protocol._messages import (
     StopAgreed,
     StopAsked,
     Stopped,
+    StopProposed,
     StopWanted,
     Succeeded,
 )
@@ -48,8 +49,8 @@ class Job:
         return self.sent
 
 
-def calls(node: str, count: int) -> CallsCounted:
-    return CallsCounted(node, 0, count)
+def calls(node: str, count: int, proposed: int = 0, rate: float = 0.0) -> CallsCounted:
+    return CallsCounted(node, 0, count, rate, proposed)
 
 
 def to_all(notice: object, nodes: str = "abc") -> list[tuple[str, object]]:
@@ -64,24 +65,51 @@ def test_the_first_request_of_a_round_counts() -> None:
     assert [] == Job().hear(WANTED, StopWanted("c", 0, "signal 2", 3.0))
 
 
-def test_the_highest_count_is_the_common_call() -> None:
+def test_a_call_that_no_worker_has_made_is_proposed() -> None:
     job = Job()
 
     assert [] == job.hear(WANTED, calls("a", 7), calls("c", 9))
-    assert to_all(StopAgreed(0, 9)) == job.hear(calls("b", 8))
+    assert to_all(StopProposed(0, 10)) == job.hear(calls("b", 8))
     assert [] == job.hear(calls("b", 8))
+
+
+def test_fast_workers_get_a_call_further_ahead() -> None:
+    assert to_all(StopProposed(0, 41)) == Job().hear(
+        WANTED, calls("a", 10, rate=100.0), calls("b", 10, rate=50.0), calls("c", 9)
+    )
+
+
+def test_it_is_agreed_once_nobody_can_have_passed_it() -> None:
+    job = Job()
+    job.hear(WANTED, calls("a", 7), calls("b", 8), calls("c", 9))
+
+    assert [] == job.hear(calls("a", 8, 10), calls("b", 9, 10))
+    assert to_all(StopAgreed(0)) == job.hear(calls("c", 9, 10))
+    assert [] == job.hear(calls("c", 9, 10))
+
+
+def test_who_has_passed_it_gets_another_one() -> None:
+    job = Job()
+    job.hear(WANTED, calls("a", 7, rate=10.0), calls("b", 8), calls("c", 9))
+
+    again = job.hear(calls("a", 8, 13), calls("b", 13, 13), calls("c", 9, 13))
+    late = job.hear(calls("a", 8, 13))
+
+    assert to_all(StopProposed(0, 20)) == again
+    assert [] == late
+    assert to_all(StopAgreed(0)) == job.hear(calls("a", 14, 20), calls("b", 14, 20), calls("c", 14, 20))
 
 
 def test_a_node_that_has_succeeded_is_not_waited_for() -> None:
     job = Job()
 
-    assert to_all(StopAgreed(0, 7), "ab") == job.hear(WANTED, calls("a", 7), Succeeded("c", 0), calls("b", 6))
+    assert to_all(StopProposed(0, 8), "ab") == job.hear(WANTED, calls("a", 7), Succeeded("c", 0), calls("b", 6))
 
 
 def test_a_success_may_be_what_was_waited_for() -> None:
     job = Job()
 
-    assert to_all(StopAgreed(0, 7), "ab") == job.hear(WANTED, calls("a", 7), calls("b", 6), Succeeded("c", 0))
+    assert to_all(StopProposed(0, 8), "ab") == job.hear(WANTED, calls("a", 7), calls("b", 6), Succeeded("c", 0))
 
 
 @pytest.mark.parametrize("end", [Failed("c", 0, ()), Leave("c", "gone", 0), Leave("c", "its agent died", lost=True)])
@@ -116,7 +144,13 @@ def test_the_node_that_must_end_leaves_after_its_workers() -> None:
     assert job.state.round.end.restart and 0 == job.state.restarts
 
 
-@pytest.mark.parametrize("reports", [(), (WANTED,), (WANTED, calls("a", 7)), (WANTED, *map(calls, "abc", (1, 2, 3)))])
+COUNTED = tuple(map(calls, "abc", (1, 2, 3)))
+AHEAD = tuple(map(calls, "abc", (1, 2, 3), (4, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    "reports", [(), (WANTED,), (WANTED, COUNTED[0]), (WANTED, *COUNTED), (WANTED, *COUNTED, *AHEAD)]
+)
 def test_the_next_coordinator_goes_on_with_it(reports: tuple[Report, ...]) -> None:
     job = Job()
     job.hear(*reports)

@@ -46,54 +46,66 @@ def test_who_never_calls_does_not_listen() -> None:
     assert [1] == ranks.board.listeners()
 
 
-def test_all_return_in_the_agreed_call() -> None:
+def test_all_return_in_the_confirmed_call() -> None:
     ranks = Ranks(2)
     ranks.call(0, 4)
     ranks.call(1, 3)
     ranks.board.ask("signal 15", LATER, range(8, 10))
-    ranks.board.agree(6)
+    asked = ranks.call(1)
+    ranks.board.propose(6)
+    ranks.board.confirm()
 
-    steps = [[ranks.call(rank) for _ in range(4)] for rank in range(2)]
+    steps = [[ranks.call(rank) for _ in range(3)] for rank in range(2)]
 
     stop = Stop("signal 15", LATER, (8, 9))
-    assert [[None, stop, stop, stop], [None, None, stop, stop]] == steps
+    assert asked is None
+    assert [[None, stop, stop], [None, stop, stop]] == steps
     assert [0, 1] == ranks.board.given()
+    assert 7 == ranks.board.calls()
 
 
-def test_who_has_passed_the_agreed_call_returns_at_once() -> None:
+def test_before_the_proposed_call_nobody_waits() -> None:
     ranks = Ranks(1)
-    ranks.call(0, 9)
     ranks.board.ask("", LATER, range(1))
-    ranks.board.agree(3)
+    ranks.board.propose(4)
 
-    assert ranks.call(0) is not None
+    assert ranks.call(0, 3) is None
 
 
-def test_a_rank_waits_until_all_agree() -> None:
-    ranks = Ranks(2)
-    ranks.call(0, 5)
-    ranks.call(1, 4)
-    ranks.board.ask("", LATER, range(2))
-    found: dict[int, Stop | None] = {}
-    threads = [threading.Thread(target=lambda rank=rank: found.update({rank: ranks.call(rank)})) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(ranks.board.seen(range(2))) == 2)
+def test_in_the_proposed_call_a_rank_waits_for_the_confirmation() -> None:
+    ranks = Ranks(1)
+    ranks.board.ask("", LATER, range(1))
+    ranks.board.propose(1)
+    found: list[Stop | None] = []
+    thread = threading.Thread(target=lambda: found.append(ranks.call(0)))
+    thread.start()
+    wait_until(lambda: ranks.board.calls() == 1)
+    waits = not found
+    ranks.board.confirm()
+    thread.join(10)
 
-    assert {} == found
-    assert {0: 6, 1: 5} == ranks.board.seen(range(2))
-    ranks.board.agree(6)
-    for thread in threads:
-        thread.join(10)
+    assert waits
+    assert [True] == [stop is not None for stop in found]
 
-    assert found[0] is not None and found[1] is None
-    assert ranks.call(1) == found[0]
+
+def test_another_proposal_releases_it() -> None:
+    ranks = Ranks(1)
+    ranks.board.ask("", LATER, range(1))
+    ranks.board.propose(1)
+    found: list[Stop | None] = []
+    thread = threading.Thread(target=lambda: found.append(ranks.call(0)))
+    thread.start()
+    wait_until(lambda: ranks.board.calls() == 1)
+    ranks.board.propose(2)
+    thread.join(10)
+
+    assert [None] == found
 
 
 def test_at_the_deadline_nobody_waits_any_more() -> None:
     ranks = Ranks(1)
-    ranks.call(0)
     ranks.board.ask("late", time.time() - 1, range(1))
+    ranks.board.propose(1)
 
     stop = ranks.call(0)
 
@@ -103,7 +115,8 @@ def test_at_the_deadline_nobody_waits_any_more() -> None:
 def test_a_long_reason_is_cut() -> None:
     ranks = Ranks(1)
     ranks.board.ask("ä" * 500, LATER, range(1))
-    ranks.board.agree(0)
+    ranks.board.propose(1)
+    ranks.board.confirm()
 
     stop = ranks.call(0)
 
@@ -117,14 +130,14 @@ def test_memory_that_the_program_overwrote_never_raises(junk: bytes, place: int)
     ranks.call(0)
     size = min(len(junk), len(ranks.memory) - place)
     ranks.memory[place : place + size] = junk[:size]
-    # A worker may wait for the agreement that these bytes promise: the launcher's deadline ends that.
-    ranks.board.agree(1)
+    # A worker may wait for the confirmation that these bytes promise: the launcher's deadline ends that.
+    ranks.board.confirm()
 
     found = ranks.call(0)
 
     assert found is None or isinstance(found, Stop)
     assert isinstance(ranks.board.listeners(), list)
-    assert isinstance(ranks.board.seen(range(2)), dict)
+    assert isinstance(ranks.board.calls(), int)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`reachable`: the address of a node whose name does not resolve."""
+"""Questions to Slurm, with a program in place of ``scontrol``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.engines import reachable
+from elasticlib.engines import is_cancelled, reachable
 
 NAME = "node.invalid"
 """A name that no resolver knows (RFC 6761)."""
@@ -43,3 +43,32 @@ def test_without_slurms_programs_the_name_stays(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert f"{NAME}:20001" == reachable(f"{NAME}:20001")
+
+
+@pytest.mark.parametrize(
+    ("script", "is_over"),
+    [
+        ('[ "$3 $4" = "job 12" ] && echo "JobId=12 JobName=x JobState=CANCELLED Reason=None"', True),
+        ("echo JobId=12 JobState=COMPLETING Reason=None ExitCode=0:15 PreemptTime=None", True),
+        ("echo JobId=12 JobState=COMPLETING Reason=TimeLimit PreemptTime=None", False),
+        ("echo JobId=12 JobState=COMPLETING Reason=None PreemptTime=2026-11-28T20:32:05", False),
+        ("echo JobId=12 JobState=TIMEOUT Reason=TimeLimit", False),
+        ("echo JobId=12 JobState=RUNNING Reason=None", False),
+        ("exit 1", False),
+    ],
+)
+def test_a_cancelled_job_is_one_that_slurm_calls_so(
+    script: str, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol(tmp_path, monkeypatch, script)
+
+    assert is_over == is_cancelled({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"})
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "12"}])
+def test_outside_a_step_no_job_of_slurm_is_cancelled(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol(tmp_path, monkeypatch, "echo JobState=CANCELLED")
+
+    assert not is_cancelled(environ)

@@ -1,0 +1,61 @@
+"""Steps of a real Slurm that end while they train: ranks save at one step, and the status says who ended the job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.slurm._cluster import Cluster, Job
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import os, time, torch, torch.distributed as dist, elasticlib
+dist.init_process_group("gloo")
+for step in range(1_000_000):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+    if step == 3:
+        print("trains\\n", end="", flush=True)
+    if stop := elasticlib.should_stop():
+        print("saved", os.environ["RANK"], step, "\\n", end="", flush=True)
+        break
+"""
+
+
+@pytest.fixture
+def job(slurm: Cluster, tmp_path: Path) -> Job:
+    """A job of two nodes that trains; its script says the status of the step."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+        "srun --kill-on-bad-exit=0 elasticrun train.py\necho status $?\n"
+    )
+    started = slurm.submit(script)
+    started.says("trains", times=2)
+    return started
+
+
+def steps_of_saves(said: str) -> set[str]:
+    found = dict(re.findall(r"^saved (\d) (\d+)", said, re.MULTILINE))
+    assert {"0", "1"} == found.keys(), said
+    return set(found.values())
+
+
+def test_a_notice_of_the_scheduler_is_a_preemption(job: Job) -> None:
+    job.cancel("--signal=TERM")
+    job.ends()
+
+    assert 1 == len(steps_of_saves(job.said))
+    assert "status 75" in job.said
+
+
+def test_a_job_that_its_owner_cancels_is_no_preemption(job: Job) -> None:
+    job.cancel()
+
+    assert "CANCELLED" == job.ends()
+    assert 1 == len(steps_of_saves(job.said))
+    assert "exit code 75" not in job.said and "Exited with exit code 1" in job.said, job.said
