@@ -186,7 +186,7 @@ class CallsCounted:
     calls: int = field(validator=ge(0))
     """0: no worker here asks whether it should stop."""
     rate: float = field(default=0.0, validator=ge(0))
-    """Calls per second of that worker."""
+    """Its calls per second."""
     proposed: int = field(default=0, validator=ge(0))
     """The proposal that these workers know since; 0: none."""
 
