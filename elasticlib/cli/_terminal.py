@@ -48,7 +48,7 @@ def why_not(stream: TextIO | None, environ_term: str | None) -> str:
     try:
         import rich.live  # noqa: F401
     except ImportError:
-        raise ConfigError("--progress needs the package rich: pip install 'elasticlib[progress]'") from None
+        raise ConfigError("--progress needs the package rich: pip install rich") from None
     return ""
 
 

@@ -77,5 +77,5 @@ def test_it_names_every_setting() -> None:
 
 
 def test_the_extra_that_it_installs_is_there() -> None:
-    assert "elasticlib[pytest]" in PAGE
+    assert "`pip install 'PATH_OF_THIS_CHECKOUT[pytest]'`" in PAGE
     assert settings()["options.extras_require"]["pytest"].split()
