@@ -14,6 +14,7 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of
@@ -242,6 +243,12 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
         with _console_log(os.environ.get(LOG_LEVEL_VARIABLE) or "WARNING"):
             try:
                 command()
+            except ChildFailedError as e:
+                # Its text and the worker's traceback are shown anyway.
+                log.debug(
+                    "the launch ended with an exception, raised at\n%s", "".join(traceback.format_tb(e.__traceback__))
+                )
+                raise
             except (ElasticError, KeyboardInterrupt):
                 log.debug("the launch ended with an exception", exc_info=True)
                 raise

@@ -1087,6 +1087,21 @@ def test_the_launchers_traceback_is_shown_for_debugging_only(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_the_report_is_shown_once_for_debugging_too(
+    launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's own frames are shown, not the worker's traceback again."""
+    launches.fails = ChildFailedError("train.py", {0: FAILURE})
+    launches.fails.__cause__ = KeyError("learning_rate")
+    monkeypatch.setenv("LOGLEVEL", "debug")
+
+    assert 1 == as_program("train.py")
+    shown = capsys.readouterr().err
+    assert 1 == shown.count("Root Cause")
+    assert "in carry_out\n" in shown
+    assert "KeyError" not in shown
+
+
 def test_a_defect_of_the_library_is_not_dressed_up(launches: Launches) -> None:
     launches.fails = ZeroDivisionError("a defect")
 
