@@ -8,6 +8,7 @@ not change when the job continues.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from attrs import evolve, field, frozen
 from typing_extensions import Self
@@ -17,6 +18,12 @@ from elasticlib.stacks import is_heading, ranks_text
 
 _SHOWN = 60
 """Maximum number of characters of a line of output in a table."""
+
+
+class _Printer(Protocol):
+    """The part of IPython's ``RepresentationPrinter`` that shows a text."""
+
+    def text(self, obj: str) -> None: ...
 
 
 @frozen
@@ -126,6 +133,10 @@ class JobStatus:
         head = f"job {self.headline()}"
         return "\n".join([head, *_table([HEADINGS, *(rank.cells() for rank in self.ranks)])]) if self.ranks else head
 
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
+        """Show the table as the value of a notebook cell (IPython's protocol)."""
+        printer.text(str(self))
+
     def headline(self) -> str:
         """Return name, state, duration and reason in one line."""
         restarts = f", restart {self.restarts}" if self.restarts else ""
@@ -161,6 +172,10 @@ class Stacks(dict[int, str]):
         for ranks in together.values():
             parts.append(f"{ranks_text(ranks)}:\n{self[ranks[0]]}")
         return "\n\n".join(parts) or "no worker runs here"
+
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
+        """Show the text as the value of a notebook cell (IPython's protocol)."""
+        printer.text(str(self))
 
 
 def _without_numbers(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from IPython.lib.pretty import pretty
 
 from elasticlib import records
 from elasticlib.job._status import JobCourse, JobStatus, RankStatus, Stacks
@@ -126,3 +127,10 @@ def test_equal_stacks_stand_together_despite_thread_numbers() -> None:
 
 def test_no_stacks_say_that_no_worker_runs() -> None:
     assert "no worker runs here" == str(Stacks())
+
+
+def test_a_cell_shows_what_print_shows() -> None:
+    """As the value of its last expression."""
+    stacks = Stacks({0: "at train.py:7\nat train.py:9"})
+    for value in (status(rank(0)), stacks):
+        assert str(value) == pretty(value)
