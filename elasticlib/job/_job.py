@@ -332,9 +332,9 @@ class Job:
 
     def logs(self, rank: int = 0, *, follow: bool = False) -> str | Iterator[str]:
         """
-        Return the output of the worker of global *rank* so far, of all rounds.
+        Return the output of the worker of global *rank* so far, of all rounds, as one str.
 
-        With *follow* return an iterator over its lines, from the first one on, until the job ends.
+        With *follow* return an iterator of its lines, from the first one on, until the job ends.
 
         The output is stdout and stderr in their order. With ``LaunchConfig.logs_specs`` it is the file of
         stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file.
