@@ -18,7 +18,10 @@ def test_recording_shows_a_kill_and_a_restart_from_a_checkpoint() -> None:
 
     assert COMMAND == header["command"]
     assert [str(epoch) for epoch in range(1, 9)] == re.findall(r"^epoch (\d)/8 loss", output, re.MULTILINE)
-    killed, resumed = output.index("was ended by signal 9; restart 1 of 1"), output.index("resumed from epoch 2")
+    killed, resumed = (
+        output.index("was ended by SIGKILL (signal 9); restart 1 of 1"),
+        output.index("resumed from epoch 2"),
+    )
     assert output.index("epoch 2/8") < killed < resumed < output.index("epoch 3/8")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from attrs import evolve
 
+from elasticlib.errors import name_of_signal
 from elasticlib.rendezvous.coordinator import _round_end
 from elasticlib.rendezvous.coordinator._state import Cause, JobState, Outcome, Round, Send, host_of
 from elasticlib.rendezvous.protocol._messages import Elaborate, Failed, RoundEnd, Stopped
@@ -193,6 +194,12 @@ def _place(cause: Cause) -> tuple[bool, float, str, int]:
     return place(cause.note, -cause.at, cause.node)
 
 
+def _signal_text(number: int) -> str:
+    """Return ``SIGKILL (signal 9)``, or ``signal 35`` for a signal without a name."""
+    name = name_of_signal(number)
+    return name if name.endswith(f" {number}") else f"{name} (signal {number})"
+
+
 def describe(root: Cause) -> str:
     """Describe the failure that ended a round, for people."""
     note = root.note
@@ -205,7 +212,7 @@ def describe(root: Cause) -> str:
 
     has_signal = note.exitcode < 0
     if has_signal:
-        how = f"was ended by signal {-note.exitcode}"
+        how = f"was ended by {_signal_text(-note.exitcode)}"
     else:
         how = f"ended with exit status {note.exitcode}"
 

@@ -54,4 +54,6 @@ def test_restart_names_the_killed_rank_though_its_peers_fail_first(
 
     assert dict.fromkeys(range(ranks), "1") == results
     (line,) = [record.getMessage() for record in caplog.records if "ended" in record.getMessage()]
-    assert re.fullmatch(rf"round 0 ended: rank {ranks - 1} on node .* was ended by signal 9; restart 1 of 1", line)
+    assert re.fullmatch(
+        rf"round 0 ended: rank {ranks - 1} on node .* was ended by SIGKILL \(signal 9\); restart 1 of 1", line
+    )

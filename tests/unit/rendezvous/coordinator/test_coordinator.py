@@ -463,10 +463,11 @@ OF_STORE = FailureNote(0, 0, 7, -9, "the process that hosts the store (pid 7) wa
 @pytest.mark.parametrize(
     ("failure", "why"),
     [
-        (FailureNote(1, 1, 100, -9), "rank 1 on node a was ended by signal 9"),
+        (FailureNote(1, 1, 100, -9), "rank 1 on node a was ended by SIGKILL (signal 9)"),
+        (FailureNote(1, 1, 100, -40), "rank 1 on node a was ended by signal 40"),
         (OF_STORE, f"{OF_STORE.message} on node a"),
     ],
-    ids=["a signal", "a helper process"],
+    ids=["a signal", "a signal without a name", "a helper process"],
 )
 @pytest.mark.parametrize("kind", [Failed, Stopped])
 def test_a_failure_is_named(kind: type[Failed] | type[Stopped], failure: FailureNote, why: str) -> None:
@@ -1312,7 +1313,7 @@ def test_cause_is_the_failure_seen_after_its_peers_lost_connection() -> None:
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)), Stopped("b", 0, (KILLED,)))
     desk.join("a", "b")
 
-    assert "rank 2 on node b was ended by signal 9; restart 1 of 3" == seat_of(desk.sent()["a"]).cause
+    assert "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3" == seat_of(desk.sent()["a"]).cause
 
 
 def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
@@ -1323,7 +1324,7 @@ def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
 
     desk.tick(1.0)
 
-    end = RoundEnd(0, "rank 2 on node b was ended by signal 9; restart 1 of 3", True)
+    end = RoundEnd(0, "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3", True)
     assert {"a": end, "b": end} == desk.sent()
     assert [end] == desk.mailboxes[mailbox]
     desk.hear(Stopped("a", 0, ()))
