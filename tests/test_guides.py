@@ -11,6 +11,7 @@ import pytest
 
 import elasticlib.run
 from elasticlib import LaunchConfig
+from tests.unit.engines.recorded import STEP
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "elasticlib" / "docs"
@@ -38,13 +39,16 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands())
+@pytest.mark.usefixtures("known_names")
 def test_a_command_for_many_nodes_is_one_that_the_command_line_takes(command: str) -> None:
-    request = elasticlib.run.parse(shlex.split(command), {})
+    # The command of a batch script has its endpoint from Slurm.
+    in_step = "--rdzv-endpoint" not in command
+    request = elasticlib.run.parse(shlex.split(command), STEP if in_step else {})
 
     assert "train.py" == request.entrypoint
     assert 2 == request.config.min_nodes
     assert "c10d" == request.config.rdzv_backend
-    assert request.config.rdzv_endpoint.endswith(":29400")
+    assert request.config.rdzv_endpoint.endswith(":20001" if in_step else ":29400")
     assert request.config.run_id
 
 
@@ -60,6 +64,12 @@ def test_a_configuration_for_many_nodes_can_be_made(path: pathlib.Path) -> None:
     assert shown
     for text in shown:
         assert 2 == eval(text, {"LaunchConfig": LaunchConfig}).min_nodes
+
+
+@pytest.fixture
+def known_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every name of a node resolve."""
+    monkeypatch.setattr("elasticlib.cli._request.reachable", str)
 
 
 def anchor(heading: str) -> str:

@@ -49,9 +49,9 @@ class Duplicates:
             if has_no_file:
                 raise ConfigError.of_setting(
                     f"duplicate_{_NAMES[std]}_filters",
-                    f"{list(self.words(std))!r} needs a file for the filtered lines, but logs_specs gives no path "
-                    f"filtered_{_NAMES[std]}: give a log_dir other than {os.devnull}, let reify return that path, "
-                    "or leave the filters out",
+                    f"{list(self.words(std))!r} needs a file for the filtered lines, but the LogsDest of logs_specs "
+                    f"has no filtered_{_NAMES[std]}: give a log_dir other than {os.devnull}, set that field in your "
+                    "own LogsSpecs.reify, or leave the filters out",
                 )
 
     def open(self, std: Std, dest: LogsDest) -> LineFilter | None:

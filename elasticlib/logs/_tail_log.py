@@ -135,7 +135,9 @@ class TailLog:
                 follower.copy(last)
             except Exception:
                 # Such as a file that may not be read; the other files are still copied.
-                logger.exception("log file %s%s is no longer copied, because of this error", self._name, number)
+                logger.exception(
+                    "the lines of %s%s are no longer copied to the console, because of this error", self._name, number
+                )
                 del self._followers[number]
 
     def stop(self) -> None:

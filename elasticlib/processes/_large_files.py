@@ -128,7 +128,7 @@ def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
     while view:
         count = os.preadv(descriptor, [view], offset)
         if not count:
-            raise EOFError(f"the file of descriptor {descriptor} ends {len(view)} bytes too early")
+            raise EOFError(f"the file of descriptor {descriptor} is {len(view)} bytes shorter than expected")
         view, offset = view[count:], offset + count
     return bytes(data)
 

@@ -74,5 +74,5 @@ def test_its_lines_of_a_report_are_those_of_this_failure(tmp_path: Path) -> None
 
     shown = done.stderr.replace(os.uname().nodename, "node0").splitlines()
     lines = sample.splitlines()
-    assert "Three lines of the report:" in README and 3 == len(lines)
+    assert "Two lines of the report:" in README and 2 == len(lines)
     assert lines == [line for line in shown if line in lines]

@@ -102,7 +102,8 @@ def decode_document(data: bytes) -> Document:
         return Document(_count(body["rev"]), items, leases)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RendezvousStateError(
-            f"the state {data[:80]!r} was not written by a job of elasticlib: {error!r}"
+            f"the rendezvous state {data[:80]!r} comes from another program, or from another version of elasticlib "
+            f"({error!r}): give the job another --rdzv-id or endpoint"
         ) from error
 
 

@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read_does_not_end_the_others(tmp_path: Path, capl
     TailLog("t", {0: str(tmp_path), 1: str(path)}, console).start().stop()
 
     assert console.getvalue() == "[t1]:x\n"
-    assert "log file t0 is no longer copied" in caplog.text
+    assert "the lines of t0 are no longer copied" in caplog.text
 
 
 @pytest.mark.parametrize("started", [True, False])

@@ -129,7 +129,7 @@ def test_whatever_the_state_holds_is_refused_or_can_be_worked_with(data: bytes) 
 def test_what_is_no_document_is_a_clear_error(garbage: bytes, backend: Backend, clock: Clock) -> None:
     backend.state = garbage, 1
 
-    with pytest.raises(RendezvousStateError, match="was not written by a job"):
+    with pytest.raises(RendezvousStateError, match="comes from another program"):
         node(backend, clock).read(["/key"])
 
 
