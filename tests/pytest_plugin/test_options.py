@@ -145,7 +145,7 @@ def test_xdist_has_the_same_reports_and_coverage_is_whole(run: Run, pytester: py
         [
             "*_ rank 1 of 2 _*",
             "E*assert {'a': 2} == {'a': 1}",
-            "*Captured stdout call*",
+            "*Captured stdout call of rank 0 -*",
             "said by 0",
             "*Captured output of rank 1*",
             "said by 1",

@@ -145,7 +145,7 @@ def test_called(elastic):
             "*_ rank 0 of 4 _*",
             "E*At index 2 diff: 3 != 4",
             "test_it.py:*: AssertionError",
-            "*Captured stdout call*",
+            "*Captured stdout call of rank 0 -*",
             "rank 0 was here",
             "*Captured output of rank 1*",
             "rank 1 was here",

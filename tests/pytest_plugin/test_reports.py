@@ -115,7 +115,7 @@ def test_failures_of_all_kinds_name_their_rank_and_the_next_test_works(run: Run)
     result.assert_outcomes(failed=9, passed=8)
     text = result.stdout.str()
     sections = dict(_sections(text))
-    _lines(sections["test_killed"], "*rank 1 of 2 _*", "ended by SIGKILL*", "*stdout call*", "said by 0")
+    _lines(sections["test_killed"], "*rank 1 of 2 _*", "ended by SIGKILL*", "*stdout call of rank 0 -*", "said by 0")
     _lines(
         sections["test_exit_status"], "rank 0: RuntimeError: *(it lost a peer)", "*_ rank 1 of 2*", "E*SystemExit: 3"
     )

@@ -26,6 +26,13 @@ from elasticlib.testing.ranks._test_report import TestReport
 
 _SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
 """Sections to add to a test's report."""
+_OF_RANK_0 = {
+    name: f"{name} of rank 0" for name in ("Captured stdout call", "Captured stderr call", "Captured log call")
+}
+"""
+Pytest's sections for the output of a test's body, whose only rank in pytest's view is rank 0, and
+their names here. Pytest finds them by the beginning of a name.
+"""
 SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 """File, line and text of a skip on a rank."""
 
@@ -91,6 +98,8 @@ def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
     sections = item.stash.get(_SECTIONS, None)
     if sections is not None:
         del item.stash[_SECTIONS]
+        if _markers.runs_on_ranks(item):
+            report.sections = [(_OF_RANK_0.get(name, name), text) for name, text in report.sections]
         report.sections += sections
 
 
