@@ -59,6 +59,7 @@ _MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
 """Names that `python -m` finds, including those that no import statement can hold."""
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _CACHED = type(functools.lru_cache(abs))
+_UNBUFFERED_VARIABLE = "PYTHONUNBUFFERED"
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python always ignores the first two, and a shell ignores the others for its background jobs.
 _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT}
@@ -219,6 +220,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         fresh=start_method == "spawn",
         python=fresh_command(sys.executable),
         exit_timeout=(limit, spec.exit_timeout is not None),
+        unbuffered=_is_unbuffered(environment),
     )
     job = LaunchPlan(common, (), {}, None, ())
     if isinstance(entry, (str, os.PathLike)):
@@ -231,6 +233,16 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         )
 
     return _function(job, spec, entry, start_method)
+
+
+def _is_unbuffered(environment: Mapping[str, str]) -> bool:
+    """
+    Return True if Python programs in *environment* do not buffer their streams, or this program
+    does not (``python -u``).
+    """
+    if environment.get(_UNBUFFERED_VARIABLE) and not sys.flags.ignore_environment:
+        return True
+    return bool(getattr(sys.__stdout__, "write_through", False))
 
 
 def _affinities(spec: WorkerSpec, job: LaunchPlan) -> list[frozenset[int]]:

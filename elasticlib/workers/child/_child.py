@@ -171,6 +171,21 @@ def _renew_output() -> None:
         stream.mode = "w"  # type: ignore[misc]
 
 
+def _buffer_lines() -> None:
+    """
+    Write each line of stdout and stderr at once and as a whole, with ``\\r`` as the end of a line, too.
+
+    The streams are those of ``python -u``, which torchrun gives its workers: each argument of a
+    ``print`` would be a write of its own, and all ranks write to the same pipe or terminal, where
+    their lines would mix. A terminal is no exception: Python itself shows there what has no line
+    end only after a flush, so programs that draw dots flush, as prompts, debuggers and bars do.
+    Only text waits: bytes that the program writes to ``sys.stdout.buffer`` do not.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
 def _forget_the_caller() -> None:
     """
     Print to the worker's own descriptors, and drop exit handlers, which concern the caller's
@@ -259,7 +274,7 @@ def run_forked(
     except BaseException:
         # No code of the user has run, or its end was already reported.
         traceback.print_exc()
-        sys.stderr.flush()
+        _interpreter_end.flush_streams(1)
         os._exit(1)
 
 
@@ -325,6 +340,8 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     faulthandler.register(STACKS_SIGNAL, file=faults, all_threads=True)
     faulthandler.register(OWN_STACK_SIGNAL, file=faults, all_threads=False)
     _report.has_the_stacks_of_crashes = True
+    if not spec.unbuffered:
+        _buffer_lines()
     _report.note_stderr(handed.tail)
     _worker_progress.attach(handed.memories.get("progress"), spec.local_rank)
     _pooled.attach(handed.memories, spec.local_rank, spec.variables)
@@ -458,8 +475,9 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
     """
     try:
         result = run()
+        _interpreter_end.flush_lines()
     except SystemExit as stop:
-        status = _exit_status(stop.code)
+        status = _interpreter_end.flush_streams(_exit_status(stop.code))
         _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, status)
         return status
     except BaseException as error:
@@ -468,6 +486,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(users_part(error))
+        _interpreter_end.flush_streams(status)
         _raised(error, handed, shared, status)
         return _shown(error, status)
 

@@ -104,7 +104,7 @@ def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> No
     _join_threads()
     _guarded(atexit._run_exitfuncs, atexit)
     announce(ProgramOutcome.CLOSING, status)
-    status = _flush_streams(status)
+    status = flush_streams(status)
     _guarded(_let_go_of_signals)
     _guarded(_let_readers_finish)
     _guarded(_end_daemon_threads)
@@ -117,7 +117,7 @@ def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> No
     announce(ProgramOutcome.FINAL, status)
     if not _from_caller:
         _guarded(_clear_modules)
-    _flush_streams(status)
+    flush_streams(status)
     _guarded(_flush_native_streams)
     if status < 0:
         # The interpreter ends by the signal itself, so that its parent sees it.
@@ -162,7 +162,22 @@ def _let_go_of_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _flush_streams(status: int) -> int:
+def flush_lines() -> None:
+    """
+    Write the text of stdout and stderr that has no line end yet.
+
+    This comes before the end of the user's code is announced: afterwards the process may be killed
+    while it waits for other ranks and threads. A failure is raised, as that of a ``print``.
+    """
+    # Not of a stream that the user's code put in place of these: it has a buffer of its own.
+    for stream in (sys.__stdout__, sys.__stderr__):
+        # The user's code may have closed or detached it.
+        with contextlib.suppress(ValueError):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.flush()
+
+
+def flush_streams(status: int) -> int:
     """Flush stdout and stderr; return the exit status, which becomes 120 if output is lost."""
     for name in ("stdout", "stderr"):
         stream = vars(sys).get(name)

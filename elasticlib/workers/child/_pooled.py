@@ -24,7 +24,15 @@ from typing import Any
 from elasticlib import processes
 from elasticlib.processes import Channel, Message, close_each, content_of_memory, enter_folder, names_of_parts
 from elasticlib.stacks import CALLERS, is_users, users_part
-from elasticlib.workers.child import _function, _loaded, _report, _result_pickles, _showing, _worker_progress
+from elasticlib.workers.child import (
+    _function,
+    _interpreter_end,
+    _loaded,
+    _report,
+    _result_pickles,
+    _showing,
+    _worker_progress,
+)
 
 CALLS_MEMORY = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -345,11 +353,14 @@ class _Server:
         try:
             call = self._call(message, memories)
             result = _showing.call_function(call)
+            _interpreter_end.flush_lines()
         except SystemExit as stop:
+            _interpreter_end.flush_streams(0)
             if stop.code not in (None, 0):
                 return _result_pickles.report_of_failure(stop, shared)
             result = None
         except BaseException as error:
+            _interpreter_end.flush_streams(1)
             return _result_pickles.report_of_failure(error.with_traceback(users_part(error)), shared)
 
         try:

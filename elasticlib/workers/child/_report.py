@@ -546,12 +546,12 @@ def note_stderr(note: int) -> None:
 
     file = NotedFile(note)
     stream: Any = io.TextIOWrapper(
-        # Without a buffer, as with python -u.
+        # Without a buffer of bytes, as with python -u.
         file,
         encoding=former.encoding,
         errors=former.errors,
-        line_buffering=file.isatty(),
-        write_through=True,
+        line_buffering=bool(former.line_buffering) or file.isatty(),
+        write_through=getattr(former, "write_through", True),
     )
     stream.mode = "w"
     sys.stderr = sys.__stderr__ = stream  # type: ignore[misc]

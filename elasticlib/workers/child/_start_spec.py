@@ -96,6 +96,8 @@ class StartSpec:
     stdout: str | None = None
     """File of the redirected stream; None: the launcher's own."""
     stderr: str | None = None
+    unbuffered: bool = False
+    """True if the user asked for unbuffered streams: ``python -u`` or PYTHONUNBUFFERED."""
 
     def plain(self) -> dict[str, Any]:
         """Return all fields as a mapping, for a channel."""

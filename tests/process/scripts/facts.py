@@ -1,4 +1,4 @@
-"""Prints what a program can see of itself, as JSON: compared between ``python -u`` and a worker."""
+"""Prints what a program can see of itself, as JSON, to compare ``python -u`` and a worker; not how text is buffered."""
 
 import atexit
 import inspect
@@ -48,8 +48,6 @@ facts = {
             s.isatty(),
             s.encoding,
             s.errors,
-            s.line_buffering,
-            getattr(s, "write_through", None),
             s.mode,
             s.name,
             s.seekable(),
