@@ -403,17 +403,8 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
-            case _policy.WantStop(stop):
-                grace = self._shutdown_timeout if stop.grace is None else stop.grace
-                self._begin_stop(signal.Signals(stop.signum), grace)
-                member.post(StopWanted(member.node, group.round, stop.why, grace))
-            case _policy.AskWorkers(asked):
-                self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
-                self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))
-            case _policy.Propose(call):
-                self._propose(call)
-            case _policy.Agree():
-                self._agree()
+            case _policy.WantStop() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree():
+                self._perform_common_stop(action)
             case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
                 # A loss of contact since then explains why workers were killed: handle it first.
@@ -438,6 +429,23 @@ class SimpleElasticAgent(ElasticAgent):
                 assert_never(action)
 
         return None
+
+    def _perform_common_stop(
+        self, action: _policy.WantStop | _policy.AskWorkers | _policy.Propose | _policy.Agree
+    ) -> None:
+        group, member = self._worker_group, self._member
+        match action:
+            case _policy.WantStop(stop):
+                grace = self._shutdown_timeout if stop.grace is None else stop.grace
+                self._begin_stop(signal.Signals(stop.signum), grace)
+                member.post(StopWanted(member.node, group.round, stop.why, grace))
+            case _policy.AskWorkers(asked):
+                self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
+                self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))
+            case _policy.Propose(call):
+                self._propose(call)
+            case _policy.Agree():
+                self._agree()
 
     def _close_listener(self) -> None:
         if self._listener is not None:

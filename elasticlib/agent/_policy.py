@@ -317,20 +317,26 @@ def _react(state: AgentState, event: Event) -> Step:
             return _store_lost(state)
         case StoreGone():
             return _orphaned(evolve(state, gone=event.why))
+        case ContactLost():
+            return _out_of_contact(state, event)
+        case StopRequested() | StopAsked() | StopProposed() | StopAgreed() | StopDue():
+            return _react_to_stop(state, event)
+        case _:
+            assert_never(event)
+
+
+def _react_to_stop(state: AgentState, event: StopRequested | StopAsked | StopProposed | StopAgreed | StopDue) -> Step:
+    match event:
+        case StopRequested():
+            return _signalled(state, event)
         case StopAsked():
             return _stop_asked(state, event)
         case StopProposed():
             return _stop_proposed(state, event)
         case StopAgreed():
             return _stop_agreed(state, event)
-        case ContactLost():
-            return _out_of_contact(state, event)
-        case StopRequested():
-            return _signalled(state, event)
         case StopDue():
             return _stop_due(state, event.grace)
-        case _:
-            assert_never(event)
 
 
 # One function for each event, for all phases in which it may come.

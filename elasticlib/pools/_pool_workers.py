@@ -223,9 +223,7 @@ class PoolWorkers:
             change = "this program changed its privileges, namespaces or cgroup since the pool's workers were started"
         if change and self.is_fit():
             self.must_be_replaced(change)
-            logger.warning(
-                "%s: new workers replace the old ones; state that earlier calls left in the old workers is lost", change
-            )
+            logger.warning("%s: new workers replace the old ones; the state of earlier calls is lost", change)
 
     # One call.
 

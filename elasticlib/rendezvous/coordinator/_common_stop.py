@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Agreement, Entry, JobState, Outcome, Round, Send
+from elasticlib.rendezvous.coordinator._state import Entry, JobState, Outcome, Round, Send, StopAgreement
 from elasticlib.rendezvous.protocol._messages import (
     CallsCounted,
     StopAgreed,
@@ -38,7 +38,7 @@ def ask(state: JobState, current: Round, wanted: StopWanted) -> Outcome:
     asked = StopAsked(
         current.number, wanted.why, wanted.left, place.rank_base, current.entries[wanted.node].descriptor.slots
     )
-    state = evolve(state, round=evolve(current, stop=Agreement()))
+    state = evolve(state, round=evolve(current, stop=StopAgreement()))
     return state, tuple(Send(entry.mailbox, entry.node, asked) for entry in _audience(current))
 
 
@@ -73,12 +73,12 @@ def settle(state: JobState, current: Round) -> Outcome:
     return state, tuple(Send(entry.mailbox, entry.node, notice) for entry in audience)
 
 
-def _propose(stop: Agreement, current: Round, highest: int) -> tuple[Agreement, StopProposed]:
+def _propose(stop: StopAgreement, current: Round, highest: int) -> tuple[StopAgreement, StopProposed]:
     """Return the agreement with a call that is so far ahead that all nodes know it before a worker makes it."""
     way = _WAY if len(current.entries) > 1 else _WAY_WITHIN_NODE
     ahead = math.ceil(stop.rate * way) << min(stop.tries, _MOST_DOUBLINGS)
     call = highest + 1 + ahead
-    return Agreement(proposed=call, rate=stop.rate, tries=stop.tries + 1), StopProposed(current.number, call)
+    return StopAgreement(proposed=call, rate=stop.rate, tries=stop.tries + 1), StopProposed(current.number, call)
 
 
 def _audience(current: Round) -> Iterator[Entry]:

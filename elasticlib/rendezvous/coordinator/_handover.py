@@ -38,13 +38,13 @@ from elasticlib.rendezvous.coordinator._node_liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._state import (
     NOT_HANDED_OVER,
-    Agreement,
     Cause,
     Entry,
     Exits,
     JobState,
     Round,
     Rules,
+    StopAgreement,
 )
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
@@ -337,15 +337,15 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
     )
 
 
-def _agreement(stop: Agreement | None) -> list[Any] | None:
+def _agreement(stop: StopAgreement | None) -> list[Any] | None:
     return None if stop is None else [dict(stop.calls), stop.proposed, stop.rate, stop.tries, stop.is_agreed]
 
 
-def _read_agreement(value: Any) -> Agreement | None:
+def _read_agreement(value: Any) -> StopAgreement | None:
     if value is None:
         return None
     calls, proposed, rate, tries, is_agreed = value
-    return Agreement(
+    return StopAgreement(
         _counts(calls),
         _untrusted.whole(proposed, 0),
         _untrusted.seconds(rate, 0.0),

@@ -203,7 +203,7 @@ class Cause:
 
 
 @frozen
-class Agreement:
+class StopAgreement:
     """A stop of the round's workers at a step on which all ranks agree, because one node must end."""
 
     calls: Mapping[str, int] = Factory(dict)
@@ -240,7 +240,7 @@ class Round:
     """
     The node that asked for ranks again as its sidecar had ended, and how that ended; empty: none.
     """
-    stop: Agreement | None = None
+    stop: StopAgreement | None = None
     """The stop that a node has asked for; None: none has."""
     cause_due: float | None = field(default=None, eq=False)
     """Time to report a cause that was open when the round ended; None: nothing to report."""

@@ -169,23 +169,11 @@ class C10dBackend:
         """
         self.prepare()
         if self._file is None:
-            with self._first_dial():
+            with _naming_first_host(self.job, has_met=self._local is not None):
                 return self._dial_store(timeout)
         # Its nodes are processes of one machine.
         self._local = loopback()
         return self._file.open()
-
-    @contextmanager
-    def _first_dial(self) -> Iterator[None]:
-        """Add to an error before the first contact which machine an engine's job meets at."""
-        try:
-            yield
-        except RendezvousConnectionError as error:
-            has_met = self._local is not None
-            if has_met or not self.job.hosts:
-                raise
-            first = self.job.hosts[0]
-            raise type(error)(f"{error}: start the command on {first} too, or give --engine none") from error
 
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = monotonic() + timeout
@@ -335,6 +323,17 @@ class C10dBackend:
         exchange = self._connections.open(address.host, self.port, spell(self.host, self.port), limit)
         self._local = local
         return exchange
+
+
+@contextmanager
+def _naming_first_host(job: NodeJob, *, has_met: bool) -> Iterator[None]:
+    """Add to an error before the first contact at which machine an engine's *job* meets."""
+    try:
+        yield
+    except RendezvousConnectionError as error:
+        if has_met or not job.hosts:
+            raise
+        raise type(error)(f"{error}: start the command on {job.hosts[0]} too, or give --engine none") from error
 
 
 @define(eq=False)

@@ -308,9 +308,8 @@ class LiveWorkers:
 
     def pass_on(self, signum: int, local_ranks: Sequence[int]) -> None:
         """Send *signum* to those workers of *local_ranks* that handle it."""
-        for rank, each in self._live.items():
-            if rank in local_ranks:
-                each.pass_on(signum)
+        for rank in self._live.keys() & set(local_ranks):
+            self._live[rank].pass_on(signum)
 
     def stop(self, signum: int, grace: float, spare: bool) -> None:
         """
