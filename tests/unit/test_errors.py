@@ -26,6 +26,7 @@ from elasticlib.errors import (
     ElasticError,
     InvalidTransitionError,
     LaunchInterrupted,
+    PreemptedError,
     PreloadError,
     ProcessFailure,
     RendezvousError,
@@ -50,6 +51,7 @@ ARGUMENTS: dict[type[ElasticError], tuple[object, ...]] = {
     InvalidTransitionError: ("the worker group of round 0", "INIT", "UNKNOWN", ("INIT: made",)),
     SignalException: ("stopped by SIGTERM", signal.SIGTERM),
     LaunchInterrupted: ("stopped by SIGINT", signal.SIGINT),
+    PreemptedError: ("its workers have returned", signal.SIGTERM, {0: "a result"}),
     ChildFailedError: ("train.py", {0: failure(0), 3: failure(3, -9)}),
 }
 CLASSES = [
