@@ -15,6 +15,9 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 class _Mapping:
     """Mapping of a whole file."""
 
+    # At the end of the interpreter this module's own names may be gone first.
+    _unmap = _libc.munmap
+
     def __init__(self, descriptor: int, flags: int) -> None:
         self._size = os.fstat(descriptor).st_size
         self.address = _libc.mmap(None, self._size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
@@ -30,7 +33,7 @@ class _Mapping:
 
     def __del__(self) -> None:
         if self.address is not None:
-            _libc.munmap(self.address, self._size)
+            self._unmap(self.address, self._size)
 
 
 def mapped_bytes(descriptor: int, *, private: bool = False) -> memoryview:
