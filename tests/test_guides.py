@@ -48,7 +48,7 @@ def test_a_command_for_many_nodes_is_one_that_the_command_line_takes(command: st
     assert "train.py" == request.entrypoint
     assert 2 == request.config.min_nodes
     assert "c10d" == request.config.rdzv_backend
-    assert request.config.rdzv_endpoint.endswith(":20001" if in_step else ":29400")
+    assert request.config.rdzv_endpoint.endswith(":20061" if in_step else ":29400")
     assert request.config.run_id
 
 

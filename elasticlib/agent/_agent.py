@@ -202,6 +202,10 @@ class SimpleElasticAgent(ElasticAgent):
     def _agree(self) -> None:
         """Let the workers return in the proposed call."""
 
+    def _stop_timeout(self) -> float | None:
+        """Return the seconds until the course of a common stop must be looked at; None without one."""
+        return None
+
     def _stop_due(self) -> _policy.StopDue | None:
         """Return the event that workers which were asked to stop have little time left; None if they have time."""
         return None
@@ -345,7 +349,7 @@ class SimpleElasticAgent(ElasticAgent):
         if has_processes:
             watched += self._watched()
             limit = self._poll_timeout()
-        wait_readable(watched, soonest(self._member.poll_timeout(), limit))
+        wait_readable(watched, soonest(self._member.poll_timeout(), limit, self._stop_timeout()))
 
     def _requests(self) -> list[_policy.StopRequested]:
         """Carry out the requests of signals and the program; return the stops among them, oldest first."""

@@ -70,9 +70,10 @@ class AgreedStop:
         return calls, max(rate, 0.0), self._proposed
 
     def falls_due(self, now: float) -> bool:
-        """Return True once, when `due` has come."""
+        """Return True once, when `due` has come: the others get the signal, and those that ask may save on."""
         if now < self.due:
             return False
+        self._board.spare()
         self.due = math.inf
         return True
 

@@ -199,8 +199,10 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _poll_timeout(self) -> float | None:
         interval = self._worker_group.spec.monitor_interval
-        asked = None if self._asked is None else self._asked.poll_timeout(monotonic())
-        return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout(), asked)
+        return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout())
+
+    def _stop_timeout(self) -> float | None:
+        return None if self._asked is None else self._asked.poll_timeout(monotonic())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         self._asked = None

@@ -353,7 +353,16 @@ def _failed(state: AgentState, failed: WorkersFailed) -> Step:
     # A worker that ends while it is being stopped has not failed.
     if state.phase is not Phase.RUNNING:
         return state, ()
-    return evolve(state, phase=Phase.STOPPING), (ReportFailed(state.round), StopWorkers(failed.why))
+    return evolve(state, phase=Phase.STOPPING), (
+        ReportFailed(state.round),
+        *_leave_if_stopped(state),
+        StopWorkers(failed.why),
+    )
+
+
+def _leave_if_stopped(state: AgentState) -> tuple[Action, ...]:
+    """Return the report that this node leaves, if it must end and waited for its workers to return."""
+    return () if state.stop is None else (LeaveJob(state.stop.why, state.round),)
 
 
 def _succeeded(state: AgentState, success: WorkersSucceeded) -> Step:
@@ -375,8 +384,8 @@ def _returned(state: AgentState) -> Step:
         return _done(state, ReportStopped(state.round))
     if _is_repeated(state):
         return evolve(state, phase=Phase.JOINING), (ReportStopped(state.round), AskForRanks())
-    # The node that must end has not left yet: its leave ends the round.
-    return evolve(state, phase=Phase.WAITING), ()
+    # The node that must end may have finished, and then never leaves: this one says itself that its work is not done.
+    return evolve(state, phase=Phase.WAITING), (ReportStopped(state.round),)
 
 
 def _gone(state: AgentState, gone: WorkersGone) -> Step:
@@ -427,7 +436,7 @@ def _stop_unless_agreed(state: AgentState, why: str) -> Step:
     # Workers that know their last step save there, and return on their own.
     if state.agreed:
         return state, ()
-    return evolve(state, phase=Phase.STOPPING), (StopWorkers(why),)
+    return evolve(state, phase=Phase.STOPPING), (*_leave_if_stopped(state), StopWorkers(why))
 
 
 def _store_lost(state: AgentState) -> Step:
@@ -544,12 +553,21 @@ def _is_asked(state: AgentState, round: int) -> bool:
 
 
 def _stop_due(state: AgentState, grace: float | None) -> Step:
-    """Stop workers that were asked to return, and still run."""
-    if state.phase is not Phase.RUNNING:
-        return state, ()
-    if state.stop is not None:
-        return _stop_and_leave(state, state.stop, grace)
-    # Another node must end. This one stops if the round has ended since, or else when it ends.
+    """Stop workers that were asked to return, and still run; leave if this node has waited long enough."""
+    match state.phase:
+        case Phase.WAITING if state.stop is not None:
+            # Its workers have finished, and others go on: no scheduler waits for them.
+            return _done(state, LeaveJob(state.stop.why))
+        case Phase.RUNNING if state.stop is not None:
+            return _stop_and_leave(state, state.stop, grace)
+        case Phase.RUNNING:
+            return _stop_helping(state, grace)
+        case _:
+            return state, ()
+
+
+def _stop_helping(state: AgentState, grace: float | None) -> Step:
+    """Stop the workers of a node that may go on, if the round has ended since, or else when it ends."""
     decided = state.final or state.end
     if decided is None:
         return evolve(state, agreed=False), ()

@@ -27,13 +27,17 @@ if typing.TYPE_CHECKING:
         is_shared_step as is_shared_step,
         scheduler_index as scheduler_index,
     )
-    from elasticlib.engines._slurm_queries import is_cancelled as is_cancelled, reachable as reachable
+    from elasticlib.engines._slurm_queries import (
+        has_terminal as has_terminal,
+        is_cancelled as is_cancelled,
+        reachable as reachable,
+    )
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling filling with_all_nodes",
-        "elasticlib.engines._slurm_queries": "is_cancelled reachable",
+        "elasticlib.engines._slurm_queries": "has_terminal is_cancelled reachable",
     },
 )

@@ -147,7 +147,12 @@ def _notice(context: EngineContext, added: Mapping[str, Any]) -> str:
 
 
 def with_all_nodes(
-    config: LaunchConfig, environ: Mapping[str, str], *, now: float, reachable: Callable[[str], str] = str
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    *,
+    now: float,
+    on_terminal: bool = True,
+    reachable: Callable[[str], str] = str,
 ) -> tuple[LaunchConfig, Filling]:
     """
     Return *config* with numbers for ``min_nodes="all"``, and what its engine has filled in.
@@ -158,7 +163,7 @@ def with_all_nodes(
     if config.min_nodes != ALL_NODES:
         return config, Filling()
 
-    context = engine_context(environ, now=now)
+    context = engine_context(environ, now=now, on_terminal=on_terminal)
     if context is None:
         _check_alone(environ)
         return evolve(config, min_nodes=1, max_nodes=1), Filling()

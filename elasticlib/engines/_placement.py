@@ -53,13 +53,16 @@ class EngineContext:
     """The variable that names the nodes, for errors."""
 
 
-def engine_context(environ: _Environ, engine: str = "auto", *, now: float) -> EngineContext | None:
+def engine_context(
+    environ: _Environ, engine: str = "auto", *, now: float, on_terminal: bool = True
+) -> EngineContext | None:
     """
     Return the context that *engine* has left in *environ*; None if this process is not one of its agents.
 
     ``auto`` takes the first engine that there is. It finds none in a worker of elasticlib or torchrun, whose
     launcher the context belongs to, and none in a terminal of ``srun --pty``, where a person types commands for one
-    node. *now* is the Unix time.
+    node. The steps that such a person starts inherit its variables: *on_terminal* is False in a process without a
+    terminal. *now* is the Unix time.
 
     Raises `ConfigError` for an unknown *engine*, for a named engine that did not start this process, and for
     variables that contradict each other.
@@ -67,7 +70,8 @@ def engine_context(environ: _Environ, engine: str = "auto", *, now: float) -> En
     if engine == "none":
         return None
     if engine == "auto":
-        if "TORCHELASTIC_RUN_ID" in environ or "SLURM_PTY_PORT" in environ:
+        is_typed = "SLURM_PTY_PORT" in environ and on_terminal
+        if "TORCHELASTIC_RUN_ID" in environ or is_typed:
             return None
         found = (read(environ, now) for read in _READERS.values())
         return next(filter(None, found), None)
@@ -88,6 +92,8 @@ _FIRST_SPECIAL_STEP = 2**32 - 16
 """Ids from here on are those of batch scripts and interactive shells, which Slurm starts on one node only."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Below the ports that Linux gives to outgoing connections, from 32768 on."""
+_STEPS = 61
+"""Steps of a job before the ports of the next job begin; without a common divisor with the number of ports."""
 
 
 def _slurm(environ: _Environ, now: float) -> EngineContext | None:
@@ -106,7 +112,7 @@ def _slurm(environ: _Environ, now: float) -> EngineContext | None:
         "slurm",
         num_nodes=nodes,
         node_rank=rank,
-        rdzv_endpoint=f"{hosts[0]}:{_FIRST_PORT + (job + step) % _PORTS}",
+        rdzv_endpoint=f"{hosts[0]}:{_FIRST_PORT + (job * _STEPS + step) % _PORTS}",
         run_id=f"{job}.{step}.{restarts}",
         restart_count=restarts,
         deadline=_deadline(environ, "SLURM_JOB_END_TIME", now),
@@ -280,7 +286,8 @@ def _deadline(environ: _Environ, name: str, now: float) -> float | None:
         return None
     deadline = _number(environ, name)
     if deadline <= now:
-        raise _error(f"{name}={deadline} was {now - deadline:.0f} s ago (it is {now:.0f}): the job's time is over")
+        # The owner may have extended the time since, and Slurm may let jobs run on (OverTimeLimit).
+        return None
     return float(deadline)
 
 

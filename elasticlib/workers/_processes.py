@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from attrs import Factory, define
@@ -648,8 +649,14 @@ class Processes:
             self.stop_board.let_signals_act()
         self.round.is_stopped = False
         self._limits.begin_stop(signum, grace, self._supervisor.job.common.exit_timeout[0] if spare_failed else 0.0)
-        if self._supervisor.client is not None:
-            self._supervisor.client.stop(signum, grace, spare_failed)
+        client = self._supervisor.client
+        if client is None:
+            return
+        client.stop(signum, grace, spare_failed)
+        if signum == SIGTERM and self.stop_board is not None:
+            # In native code they cannot handle it, and its default action would have ended them at once.
+            for rank in self.stop_board.ignoring():
+                client.signal(rank, SIGKILL)
 
     def hasten(self, signum: int, grace: float) -> None:
         """
@@ -688,7 +695,7 @@ class Processes:
 
     @property
     def stop_board(self) -> StopBoard | None:
-        """The workers' side of `should_stop` in this round; None if there is no memory for it."""
+        """The workers' side of `should_stop` in this round; None without memory for it."""
         return None if self._board is None else self._board.stop
 
     def grace_left(self) -> float:

@@ -692,6 +692,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], Non
     for name in (*recorded.STEP, *recorded.PTY, "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("elasticlib.cli._request.reachable", str)
+    monkeypatch.setattr("elasticlib.cli._request.has_terminal", lambda: True)
     return use
 
 
@@ -707,9 +708,9 @@ def test_a_step_of_slurm_needs_no_option(
 
     config = launches.config
     assert (4, 4, "c10d") == (config.min_nodes, config.max_nodes, config.rdzv_backend)
-    assert ("n1:20001", "1.0.0", True) == (config.rdzv_endpoint, config.run_id, config.rdzv_configs["is_host"])
+    assert ("n1:20061", "1.0.0", True) == (config.rdzv_endpoint, config.run_id, config.rdzv_configs["is_host"])
     said = capsys.readouterr().err
-    assert 1 == said.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20001, id 1.0.0" in said
+    assert 1 == said.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20061, id 1.0.0" in said
 
 
 def test_one_node_of_a_step_says_what_was_filled_in(

@@ -22,13 +22,15 @@ from elasticlib._clock import sleep, wall_time
 _HEAD = struct.Struct("@qqdqqq")
 """State, call in which all stop, deadline (Unix time), first rank, number of ranks, bytes of the reason."""
 _LONGEST_REASON = 200
-_ROW = struct.Struct("@qq")
-"""Of one worker: its calls, and 1 once it was given a `Stop`."""
+_ROW = struct.Struct("@qqq")
+"""Of one worker: its calls, 1 once it was given a `Stop`, and 1 if it ignores SIGTERM because it asks."""
 _ROW_BYTES = 64
 """A cache line of its own, since each call writes there."""
 _ROWS_AT = 512
 _ACTS_AT = _ROWS_AT - 8
 """Place of a number that is 1 once the launcher itself stops the workers."""
+_SPARED_AT = _ROWS_AT - 16
+"""Place of a number that is 1 if they have the time until their deadline even then."""
 _COUNT = struct.Struct("@q")
 _NONE, _PROPOSED, _CONFIRMED = 0, 1, 2
 _TICK = 0.001
@@ -87,13 +89,28 @@ class StopBoard:
 
     def let_signals_act(self) -> None:
         """Let SIGTERM end workers that have called `should_stop`: the launcher sends it now."""
+        if self._is_spared():
+            return
         _COUNT.pack_into(self._memory, self._start + _ACTS_AT, 1)
+
+    def spare(self) -> None:
+        """Let workers that have called `should_stop` go on until SIGKILL, whatever signal comes before."""
+        _COUNT.pack_into(self._memory, self._start + _SPARED_AT, 1)
+
+    def _is_spared(self) -> bool:
+        return self._memory[self._start + _SPARED_AT] != 0
 
     def given(self) -> list[int]:
         """Return the local ranks that were given a `Stop`."""
         return [rank for rank in range(self._count) if self._row(rank)[1] > 0]
 
-    def _row(self, local_rank: int) -> tuple[int, int]:
+    def ignoring(self) -> list[int]:
+        """Return the local ranks that ignore SIGTERM because they called `should_stop`; none if they are spared."""
+        if self._is_spared():
+            return []
+        return [rank for rank in range(self._count) if self._row(rank)[2] > 0]
+
+    def _row(self, local_rank: int) -> tuple[int, int, int]:
         return _ROW.unpack_from(self._memory, self._start + _ROWS_AT + local_rank * _ROW_BYTES)
 
 
@@ -109,8 +126,8 @@ class _Listener:
 
     def called(self) -> Stop | None:
         self._calls = calls = self._calls + 1
-        if calls == 1:
-            _leave_sigterm_to_launcher()
+        if calls == 1 and _leave_sigterm_to_launcher():
+            _COUNT.pack_into(self._memory, self._row + 2 * _COUNT.size, 1)
         _COUNT.pack_into(self._memory, self._row, calls)
         if self._memory[self._start] == _NONE:
             return None
@@ -156,15 +173,19 @@ def attach(memory: memoryview, start: int, local_rank: int) -> None:
     os.register_at_fork(after_in_child=_detach)
 
 
-def _leave_sigterm_to_launcher() -> None:
+def _leave_sigterm_to_launcher() -> bool:
     """
     Ignore SIGTERM until the launcher sends it, unless the program has a handler of its own.
+
+    Return True if it is ignored.
 
     Slurm sends it to every process of a step at once, which would end this worker before its next step.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    is_ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
         signal.signal(signal.SIGTERM, _handle_sigterm)
+    return is_ours
 
 
 def _handle_sigterm(signum: int, _: object) -> None:

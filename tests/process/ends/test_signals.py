@@ -218,7 +218,7 @@ def test_a_scheduler_that_repeats_its_signal_costs_no_checkpoint(repeated: signa
     job.send(signal.SIGTERM)
     job.wait_for("saving0", "saving1")
     job.send(repeated)
-    seen = job.read_until(f"signal {int(repeated)} came while the workers are being stopped")
+    seen = job.read_until(f"signal {int(repeated)} came while the workers were being stopped")
     (job.folder / "go").touch()
 
     status, _ = job.end()

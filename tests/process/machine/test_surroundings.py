@@ -249,7 +249,7 @@ def test_a_nul_character_is_refused_before_anything_starts(script: Path) -> None
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_preload_that_would_be_ignored_is_refused(method: str) -> None:
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="leave preload out"):
         elastic_launch(LaunchConfig(nproc_per_node=1, preload=("json",), start_method=method), nothing)()  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def filled(its: EngineContext | None = None, **given: Any) -> Filling:
 ALL = {
     "nnodes": (4, 4),
     "rdzv_backend": "c10d",
-    "rdzv_endpoint": "n1:20001",
+    "rdzv_endpoint": "n1:20061",
     "rdzv_conf": {"is_host": False},
     "rdzv_id": "1.0.0",
 }
@@ -98,7 +98,7 @@ def test_the_first_node_hosts_the_store() -> None:
 def test_the_notice_names_what_was_filled_in() -> None:
     notice = filled(nnodes=(2, 4)).notice
 
-    assert "Slurm step 1.0" in notice and "n1:20001" in notice and "1.0.0" in notice and "--engine none" in notice
+    assert "Slurm step 1.0" in notice and "n1:20061" in notice and "1.0.0" in notice and "--engine none" in notice
     assert "nodes" not in notice
 
 
@@ -116,7 +116,7 @@ def test_a_trainjob_gives_the_id_to_the_options_of_its_variables() -> None:
 def test_an_endpoint_is_one_that_this_machine_can_resolve() -> None:
     found = filling(context(), DEFAULTS, (), lambda endpoint: endpoint.replace("n1", "10.0.0.1"))
 
-    assert "10.0.0.1:20001" == found.values["rdzv_endpoint"] and "10.0.0.1:20001" in found.notice
+    assert "10.0.0.1:20061" == found.values["rdzv_endpoint"] and "10.0.0.1:20061" in found.notice
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_all_nodes_are_those_of_the_step() -> None:
     config = placed(recorded.STEP, nproc_per_node=8)
 
     assert (4, 4, 8) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
-    assert ("c10d", "n1:20001", "1.0.0") == (config.rdzv_backend, config.rdzv_endpoint, config.run_id)
+    assert ("c10d", "n1:20061", "1.0.0") == (config.rdzv_backend, config.rdzv_endpoint, config.run_id)
     assert config.rdzv_configs["is_host"] is False
 
 

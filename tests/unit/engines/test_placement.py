@@ -26,7 +26,7 @@ def read(environ: dict[str, str], engine: str = "auto") -> EngineContext | None:
                 "engine": "slurm",
                 "num_nodes": 4,
                 "node_rank": 2,
-                "rdzv_endpoint": "n1:20001",
+                "rdzv_endpoint": "n1:20061",
                 "run_id": "1.0.0",
                 "restart_count": 0,
                 "hosts": ("n1", "n2", "n3", "n4"),
@@ -38,9 +38,9 @@ def read(environ: dict[str, str], engine: str = "auto") -> EngineContext | None:
         (recorded.TWO_TASKS, {"num_nodes": 4, "num_agents": 8}),
         (
             recorded.HETEROGENEOUS,
-            {"num_nodes": 3, "node_rank": 1, "rdzv_endpoint": "n1:20005", "hosts": ("n1", "n2", "n3")},
+            {"num_nodes": 3, "node_rank": 1, "rdzv_endpoint": "n1:20305", "hosts": ("n1", "n2", "n3")},
         ),
-        (recorded.ARRAY, {"run_id": "10.0.0", "rdzv_endpoint": "n1:20010"}),
+        (recorded.ARRAY, {"run_id": "10.0.0", "rdzv_endpoint": "n1:20610"}),
         (recorded.REQUEUED, {"run_id": "12.0.1", "restart_count": 1}),
         ({**recorded.STEP, "SLURM_JOB_END_TIME": "1790000060"}, {"deadline": NOW + 60}),
         (
@@ -94,6 +94,29 @@ def test_no_engine_has_placed_other_processes(environ: dict[str, str]) -> None:
     assert read(environ) is None
 
 
+def test_a_time_limit_that_is_over_may_have_been_extended() -> None:
+    context = read({**recorded.STEP, "SLURM_JOB_END_TIME": "1789999990"})
+
+    assert context is not None and context.deadline is None
+
+
+def test_a_step_that_somebody_starts_in_a_terminal_counts() -> None:
+    context = engine_context(recorded.PTY, now=NOW, on_terminal=False)
+
+    assert context is not None and 2 == context.num_nodes
+
+
+def test_neighbouring_jobs_have_ports_of_their_own() -> None:
+    ports = {
+        (job, step): context.rdzv_endpoint
+        for job in range(300, 320)
+        for step in range(10)
+        if (context := read({**recorded.STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})) is not None
+    }
+
+    assert 200 == len(set(ports.values()))
+
+
 def test_a_named_engine_counts_where_auto_finds_none() -> None:
     context = read(recorded.PTY, "slurm")
 
@@ -116,7 +139,6 @@ def test_none_ignores_all_engines() -> None:
         ({**recorded.STEP, "SLURM_STEP_ID": "9" * 50}, "auto", ("SLURM_STEP_ID", "whole number")),
         ({**recorded.STEP, "SLURM_STEP_NODELIST": "n[1-"}, "auto", ("SLURM_STEP_NODELIST", "n[1-")),
         ({**recorded.STEP, "SLURM_STEP_NODELIST": ""}, "auto", ("SLURM_STEP_NODELIST",)),
-        ({**recorded.STEP, "SLURM_JOB_END_TIME": "1789999990"}, "auto", ("1789999990", "10 s ago", "1790000000")),
         ({**recorded.SKYPILOT, "SKYPILOT_NUM_NODES": "3"}, "auto", ("SKYPILOT_NUM_NODES=3", "2 hosts")),
         ({**recorded.SKYPILOT, "SKYPILOT_NODE_IPS": " "}, "auto", ("SKYPILOT_NODE_IPS",)),
         ({**recorded.DSTACK, "DSTACK_NODE_RANK": "2"}, "auto", ("DSTACK_NODE_RANK=2", "DSTACK_NODES_NUM=2")),
