@@ -23,7 +23,7 @@ from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import wall_time
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import check_health_check_server
-from elasticlib.engines import has_terminal, is_cancelled, reachable, with_all_nodes
+from elasticlib.engines import is_cancelled, reachable, with_all_nodes
 from elasticlib.errors import ChildFailedError, ConfigError, PreemptedError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
@@ -342,9 +342,7 @@ def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[in
 
 def _with_all_nodes(config: LaunchConfig) -> LaunchConfig:
     """Return *config* with numbers for ``min_nodes="all"``; log the values that the engine has filled in."""
-    config, filled = with_all_nodes(
-        config, os.environ, now=wall_time(), on_terminal=has_terminal(), reachable=reachable
-    )
+    config, filled = with_all_nodes(config, os.environ, now=wall_time(), reachable=reachable)
     for warning in filled.warnings:
         _log.warning(warning)
     if filled.notice:

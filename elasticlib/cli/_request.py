@@ -20,7 +20,7 @@ from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
-from elasticlib.engines import Filling, engine_context, filling, has_terminal, is_shared_step, reachable
+from elasticlib.engines import Filling, engine_context, filling, is_shared_step, reachable
 from elasticlib.errors import PREEMPTED, ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
@@ -101,7 +101,7 @@ def _fill_in(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappi
     """Return the values that the engine adds, and log its warnings. Raises `ConfigError`."""
     if values["standalone"]:
         return Filling()
-    context = engine_context(environ, values["engine"], now=wall_time(), on_terminal=has_terminal())
+    context = engine_context(environ, values["engine"], now=wall_time())
     if context is None:
         return Filling()
 
@@ -339,8 +339,8 @@ def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
         return
     nodes = environ["SLURM_STEP_NUM_NODES"]
     log.warning(
-        "srun --pty started this command on %s nodes, which are %s separate jobs: for one job leave --pty out, or give "
-        "--engine slurm; give --standalone for separate jobs",
+        "srun started this command on %s nodes, in or from a terminal: these are %s separate jobs; for one job give "
+        "--engine slurm, or leave --pty out; give --standalone for separate jobs",
         *(nodes, nodes),
     )
 

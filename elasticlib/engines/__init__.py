@@ -28,7 +28,6 @@ if typing.TYPE_CHECKING:
         scheduler_index as scheduler_index,
     )
     from elasticlib.engines._slurm_queries import (
-        has_terminal as has_terminal,
         is_cancelled as is_cancelled,
         reachable as reachable,
     )
@@ -38,6 +37,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling filling with_all_nodes",
-        "elasticlib.engines._slurm_queries": "has_terminal is_cancelled reachable",
+        "elasticlib.engines._slurm_queries": "is_cancelled reachable",
     },
 )

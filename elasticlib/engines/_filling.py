@@ -147,12 +147,7 @@ def _notice(context: EngineContext, added: Mapping[str, Any]) -> str:
 
 
 def with_all_nodes(
-    config: LaunchConfig,
-    environ: Mapping[str, str],
-    *,
-    now: float,
-    on_terminal: bool = True,
-    reachable: Callable[[str], str] = str,
+    config: LaunchConfig, environ: Mapping[str, str], *, now: float, reachable: Callable[[str], str] = str
 ) -> tuple[LaunchConfig, Filling]:
     """
     Return *config* with numbers for ``min_nodes="all"``, and what its engine has filled in.
@@ -163,7 +158,7 @@ def with_all_nodes(
     if config.min_nodes != ALL_NODES:
         return config, Filling()
 
-    context = engine_context(environ, now=now, on_terminal=on_terminal)
+    context = engine_context(environ, now=now)
     if context is None:
         _check_alone(environ)
         return evolve(config, min_nodes=1, max_nodes=1), Filling()
@@ -213,6 +208,6 @@ def _check_alone(environ: Mapping[str, str]) -> None:
     if are_several and not is_worker:
         raise ConfigError.of_setting(
             "min_nodes",
-            f"'all': the Slurm job has {nodes} nodes, but this process was started on one of them only: start the "
-            "program with srun --ntasks-per-node=1, or give min_nodes=1",
+            f"'all': the Slurm job has {nodes} nodes, but no step of srun is read here: start the program with "
+            "srun --ntasks-per-node=1 from a batch script, or give min_nodes=1",
         )

@@ -53,16 +53,14 @@ class EngineContext:
     """The variable that names the nodes, for errors."""
 
 
-def engine_context(
-    environ: _Environ, engine: str = "auto", *, now: float, on_terminal: bool = True
-) -> EngineContext | None:
+def engine_context(environ: _Environ, engine: str = "auto", *, now: float) -> EngineContext | None:
     """
     Return the context that *engine* has left in *environ*; None if this process is not one of its agents.
 
     ``auto`` takes the first engine that there is. It finds none in a worker of elasticlib or torchrun, whose
     launcher the context belongs to, and none in a terminal of ``srun --pty``, where a person types commands for one
-    node. The steps that such a person starts inherit its variables: *on_terminal* is False in a process without a
-    terminal. *now* is the Unix time.
+    node. Steps that such a person starts inherit its variables and look the same: for them *engine* must be named.
+    *now* is the Unix time.
 
     Raises `ConfigError` for an unknown *engine*, for a named engine that did not start this process, and for
     variables that contradict each other.
@@ -70,8 +68,7 @@ def engine_context(
     if engine == "none":
         return None
     if engine == "auto":
-        is_typed = "SLURM_PTY_PORT" in environ and on_terminal
-        if "TORCHELASTIC_RUN_ID" in environ or is_typed:
+        if "TORCHELASTIC_RUN_ID" in environ or "SLURM_PTY_PORT" in environ:
             return None
         found = (read(environ, now) for read in _READERS.values())
         return next(filter(None, found), None)

@@ -7,7 +7,6 @@ often lack that program.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -37,15 +36,6 @@ def _resolves(host: str) -> bool:
 def _node_address(host: str) -> str:
     """Return the address that Slurm uses for the node *host*; empty if Slurm does not say."""
     return _shown("node", host).get("NodeAddr", "")
-
-
-def has_terminal() -> bool:
-    """Return True if this process has a terminal that controls it, as the first task of ``srun --pty`` has."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def is_cancelled(environ: Mapping[str, str]) -> bool:

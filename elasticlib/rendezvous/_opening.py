@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from attrs import evolve
 
 from elasticlib._clock import wall_time
-from elasticlib.engines import engine_context, has_terminal, scheduler_index
+from elasticlib.engines import engine_context, scheduler_index
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
@@ -56,7 +56,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
 def _hosts_of(run_id: str) -> tuple[str, ...]:
     """Return the machines of the engine's job if it gave the id *run_id*; empty for any other job."""
     try:
-        context = engine_context(os.environ, now=wall_time(), on_terminal=has_terminal())
+        context = engine_context(os.environ, now=wall_time())
     except ConfigError:
         # This job was configured without the engine.
         return ()

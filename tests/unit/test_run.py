@@ -692,7 +692,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], Non
     for name in (*recorded.STEP, *recorded.PTY, "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("elasticlib.cli._request.reachable", str)
-    monkeypatch.setattr("elasticlib.cli._request.has_terminal", lambda: True)
     return use
 
 

@@ -100,12 +100,6 @@ def test_a_time_limit_that_is_over_may_have_been_extended() -> None:
     assert context is not None and context.deadline is None
 
 
-def test_a_step_that_somebody_starts_in_a_terminal_counts() -> None:
-    context = engine_context(recorded.PTY, now=NOW, on_terminal=False)
-
-    assert context is not None and 2 == context.num_nodes
-
-
 def test_neighbouring_jobs_have_ports_of_their_own() -> None:
     ports = {
         (job, step): context.rdzv_endpoint
