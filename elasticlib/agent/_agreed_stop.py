@@ -29,7 +29,7 @@ class AgreedStop:
     grace: float
     """Seconds from `due` to SIGKILL."""
     due: float
-    """Time at which workers that still run get the signal."""
+    """Time at which workers that do not ask get the signal, if they still run."""
     _count_at: float = field(init=False, default=math.inf)
     """Time of the next count of the workers' calls."""
     _first: int = field(init=False, default=0)

@@ -44,6 +44,7 @@ from elasticlib.workers import (
     prepare_workers,
     worker_variables,
 )
+from elasticlib.workers.child import StopBoard
 
 _CONSOLE_TIMEOUT = 0.2
 """Seconds between two checks for a signal while the console blocks."""
@@ -303,9 +304,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _begin_stop(self, signum: signal.Signals, grace: float) -> None:
         board = self._processes.stop_board
         assert board is not None
-        if self._asked is None:
-            # Else another node must end too, and the workers have been asked already.
-            self._asked = AgreedStop.begin(board, grace, monotonic())
+        self._common_stop(board, grace)
         # The others save in their own handler, if they have one. Python's own for SIGINT saves nothing.
         if signum != signal.SIGINT:
             self._processes.pass_on(signum, spared=board.listeners())
@@ -314,9 +313,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         board = self._processes.stop_board
         if board is None:
             return
+        self._common_stop(board, grace).ask(why, wall_time() + grace, ranks, monotonic())
+
+    def _common_stop(self, board: StopBoard, grace: float) -> AgreedStop:
+        """Return the stop of this round's workers: one, also where this node and others must end."""
         if self._asked is None:
             self._asked = AgreedStop.begin(board, grace, monotonic())
-        self._asked.ask(why, wall_time() + grace, ranks, monotonic())
+        return self._asked
 
     def _counted_calls(self) -> tuple[int, float, int] | None:
         return None if self._asked is None else self._asked.counted(monotonic())

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from elasticlib._wording import counted
-from elasticlib.engines._placement import EngineContext, engine_context
+from elasticlib.engines._placement import EngineContext, engine_context, number_in
 from elasticlib.errors import ConfigError
 from elasticlib.spec import ALL_NODES, LaunchConfig
 
@@ -202,10 +202,9 @@ def _options_of(config: LaunchConfig) -> tuple[dict[str, Any], set[str]]:
 
 def _check_alone(environ: Mapping[str, str]) -> None:
     """Raise `ConfigError` in a Slurm job of several nodes in which no step has started this process on each."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-    are_several = nodes.isdecimal() and int(nodes) > 1
+    nodes = number_in(environ, "SLURM_JOB_NUM_NODES") or 0
     is_worker = "TORCHELASTIC_RUN_ID" in environ
-    if are_several and not is_worker:
+    if nodes > 1 and not is_worker:
         raise ConfigError.of_setting(
             "min_nodes",
             f"'all': the Slurm job has {nodes} nodes, but no step of srun is read here: start the program with "

@@ -122,10 +122,9 @@ def _slurm(environ: _Environ, now: float) -> EngineContext | None:
 
 def is_shared_step(environ: _Environ) -> bool:
     """Return True in the first process of an ``srun`` that starts one process on each of several nodes."""
-    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-    are_several = nodes.isdecimal() and int(nodes) > 1
-    is_one_each = nodes == environ.get("SLURM_STEP_NUM_TASKS")
-    return are_several and is_one_each and environ.get("SLURM_PROCID") == "0"
+    nodes = number_in(environ, "SLURM_STEP_NUM_NODES") or 0
+    is_one_each = nodes == number_in(environ, "SLURM_STEP_NUM_TASKS")
+    return nodes > 1 and is_one_each and environ.get("SLURM_PROCID") == "0"
 
 
 # Kubernetes.
@@ -139,10 +138,9 @@ def _trainjob(environ: _Environ, now: float) -> EngineContext | None:
     # <job>-node-0-0.<job>: the service that gives the pods their names is called as the job.
     job = master.partition(".")[2].partition(".")[0]
     port = environ.get("PET_MASTER_PORT", "29500")
-    nodes = environ.get("PET_NNODES", "").rpartition(":")[2]
     return EngineContext(
         "trainjob",
-        num_nodes=int(nodes) if nodes.isdecimal() else None,
+        num_nodes=_whole(environ.get("PET_NNODES", "").rpartition(":")[2]),
         node_rank=_number(environ, "PET_NODE_RANK"),
         rdzv_endpoint=f"{master}:{port}",
         run_id=environ.get("PET_RDZV_ID", job),
@@ -239,36 +237,40 @@ def scheduler_index(environ: _Environ) -> int | None:
     more than one pod.
     """
     for place, size in _INDEXES:
-        index, tasks = _counted(environ, place), _counted(environ, size)
+        index, tasks = number_in(environ, place), number_in(environ, size)
         if index is not None and tasks is not None and tasks > 1:
             return index
     return _index_of_pod(environ)
 
 
 def _index_of_pod(environ: _Environ) -> int | None:
-    pod = _counted(environ, "JOB_COMPLETION_INDEX")
-    job, pods = _counted(environ, "JOB_GLOBAL_INDEX", "0"), _counted(environ, "JOB_COMPLETIONS", "1")
+    pod = number_in(environ, "JOB_COMPLETION_INDEX")
+    job, pods = number_in(environ, "JOB_GLOBAL_INDEX", "0"), number_in(environ, "JOB_COMPLETIONS", "1")
     if pod is None or job is None or pods is None:
         return None
     return job * pods + pod
 
 
-def _counted(environ: _Environ, name: str, default: str = "") -> int | None:
-    """Return the number in the variable *name*; None for any other text."""
-    text = environ.get(name, default)
-    return int(text) if text.isdecimal() and len(text) < 20 else None
-
-
 # Values.
+
+
+def number_in(environ: _Environ, name: str, default: str = "") -> int | None:
+    """Return the whole number in the variable *name*; None for any other text."""
+    return _whole(environ.get(name, default))
+
+
+def _whole(text: str) -> int | None:
+    is_number = text.isdecimal() and text.isascii() and len(text) < 20
+    return int(text) if is_number else None
 
 
 def _number(environ: _Environ, name: str, default: int | None = None) -> int:
     """Return the whole number of the variable *name*. Raises `ConfigError`."""
     text = environ.get(name, "" if default is None else str(default))
-    is_number = text.isdecimal() and text.isascii() and len(text) < 20
-    if not is_number:
+    number = _whole(text)
+    if number is None:
         raise _error(f"{name}={text[:80]!r} must be a whole number")
-    return int(text)
+    return number
 
 
 def _hosts(environ: _Environ, name: str) -> tuple[str, ...]:

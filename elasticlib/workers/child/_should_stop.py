@@ -42,11 +42,11 @@ class Stop:
     """A request to stop, as `should_stop` returns it: save now, and return."""
 
     reason: str
-    """Reason for people, such as ``signal 15 (SIGTERM)``."""
+    """Reason for people, such as ``signal 15``."""
     deadline: float
     """Unix time at which workers that still run are killed."""
     ranks: tuple[int, ...]
-    """Global ranks that must stop."""
+    """Global ranks of the node that must end; of several nodes, the one that was asked first."""
 
 
 def room(count: int) -> int:
@@ -189,8 +189,8 @@ def _leave_sigterm_to_launcher() -> bool:
 
 
 def _handle_sigterm(signum: int, _: object) -> None:
-    is_asked = _listener is not None and not _listener.do_signals_act()
-    if not is_asked:
+    is_for_launcher = _listener is not None and not _listener.do_signals_act()
+    if not is_for_launcher:
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
@@ -205,8 +205,9 @@ def should_stop() -> Stop | None:
     Return a `Stop` if this worker's job must stop, else None; call it once in each step, on every rank.
 
     All ranks that call it get the `Stop` in the same call, counted from the start of the round. Save
-    a checkpoint then, and return. A worker that has called it gets no SIGTERM before its deadline
-    is near. The launch raises `PreemptedError`, and ``elasticrun`` exits with 75.
+    a checkpoint then, and return. A worker that has called it ignores SIGTERM and has time until the
+    deadline, unless it handles that signal itself. The launch raises `PreemptedError`, and
+    ``elasticrun`` exits with 75.
 
     A call takes less than a microsecond, and no rank waits for another. Outside a worker of
     elasticlib, and in processes that a worker starts, it returns None.

@@ -15,6 +15,7 @@ import pytest
 from elasticlib import LaunchConfig, LaunchInterrupted, PreemptedError, SignalException, elastic_launch
 from tests.process.launches import Program, environment, free_port
 from tests.process.scripts.steps import train
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -257,8 +258,7 @@ def config(**settings: int) -> LaunchConfig:
 def preempted(signum: int, launch: elastic_launch) -> BaseException:
     """What a launch raises that gets *signum* while it runs."""
     job = launch.start()
-    while sum(rank.pid is not None for rank in job.status().ranks) < 2 or "works" not in str(job.logs(0)):
-        time.sleep(0.01)
+    wait_until(lambda: "works" in job.logs(0) and "works" in job.logs(1))
     threading.Timer(0.1, os.kill, (os.getpid(), signum)).start()
     with pytest.raises(BaseException) as raised:
         job.result()
@@ -275,8 +275,7 @@ def test_a_preempted_launch_has_the_results_of_its_ranks() -> None:
 
 def test_a_job_that_the_program_stops_saves_too() -> None:
     job = elastic_launch(config(), train).start()
-    while "works" not in str(job.logs(0)):
-        time.sleep(0.01)
+    wait_until(lambda: "works" in str(job.logs(0)))
 
     job.stop()
 

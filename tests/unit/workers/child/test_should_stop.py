@@ -72,14 +72,20 @@ def test_before_the_proposed_call_nobody_waits() -> None:
     assert ranks.call(0, 3) is None
 
 
-def test_in_the_proposed_call_a_rank_waits_for_the_confirmation() -> None:
-    ranks = Ranks(1)
-    ranks.board.ask("", LATER, range(1))
-    ranks.board.propose(1)
+def waiting(ranks: Ranks) -> tuple[threading.Thread, list[Stop | None]]:
+    """Let rank 0 make its first call in a thread; return that, and the list that gets the call's result."""
     found: list[Stop | None] = []
     thread = threading.Thread(target=lambda: found.append(ranks.call(0)))
     thread.start()
     wait_until(lambda: ranks.board.calls() == 1)
+    return thread, found
+
+
+def test_in_the_proposed_call_a_rank_waits_for_the_confirmation() -> None:
+    ranks = Ranks(1)
+    ranks.board.ask("", LATER, range(1))
+    ranks.board.propose(1)
+    thread, found = waiting(ranks)
     waits = not found
     ranks.board.confirm()
     thread.join(10)
@@ -92,10 +98,7 @@ def test_another_proposal_releases_it() -> None:
     ranks = Ranks(1)
     ranks.board.ask("", LATER, range(1))
     ranks.board.propose(1)
-    found: list[Stop | None] = []
-    thread = threading.Thread(target=lambda: found.append(ranks.call(0)))
-    thread.start()
-    wait_until(lambda: ranks.board.calls() == 1)
+    thread, found = waiting(ranks)
     ranks.board.propose(2)
     thread.join(10)
 
