@@ -149,8 +149,19 @@ None
     assert 100_000 == Path(log).read_text().count("this is line ")
 
 
+ENDLESS = """
+def endless():
+    dist.init_process_group("gloo")
+    while True:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print("sum", int(total))
+
+"""
+
+
 def test_the_stop_button_ends_a_cell_and_all_of_its_job(notebook: Notebook) -> None:
-    cell = notebook.begin("elastic_launch(config, train)(0.05, epochs=1_000_000)").wait_for("/1000000")
+    cell = notebook.begin(f"{ENDLESS}elastic_launch(config, endless)()").wait_for("sum 2")
     job = notebook.job()
 
     notebook.stop()
