@@ -11,6 +11,7 @@ import logging
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -106,6 +107,11 @@ def is_unicode(value: str, errors: str = "strict") -> bool:
 
 
 positive = _rule(_is_positive, "must be a finite number of seconds above 0", SpecError)
+unix_time = _rule(lambda value: is_number(value) and value > 0, "must be a Unix time, or inf to ask Slurm")
+notice = _rule(
+    lambda value: isinstance(value, os.PathLike) or callable(value) or (_is_text(value) and value != ""),
+    "must be the path of a file, or a function that returns a reason or None",
+)
 text = _rule(_is_text, "must be a string without NUL characters")
 identity = and_(text, _rule(is_unicode, "must be a string that can be encoded in UTF-8"))
 """Validator of text that becomes part of keys and signatures."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
+import signal
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,19 +24,22 @@ from attrs import evolve, fields
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import wall_time
 from elasticlib._torch_config import as_launch_config
-from elasticlib.agent import check_health_check_server
-from elasticlib.engines import is_cancelled, reachable, with_all_nodes
+from elasticlib.agent import EndNotice, check_health_check_server
+from elasticlib.engines import end_of_job, is_cancelled, kill_wait, reachable, with_all_nodes
 from elasticlib.errors import ChildFailedError, ConfigError, PreemptedError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
+    AnnouncedEnd,
     Job,
     JobLogs,
     Results,
     announce_log_folder,
     combined_error,
+    end_watch,
     own_logs,
     remove_logs,
     shown_ranks,
+    source_of,
     warn_of_ranks,
 )
 from elasticlib.logs import DefaultLogsSpecs, Duplicates, make_run_folder
@@ -45,8 +50,10 @@ from elasticlib.rendezvous import PlugIn, choose_rendezvous, command_line, opene
 from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import (
+    NOTICES,
     HandledSignals,
     default_numa_options,
+    end_signals,
     fork_servers,
     parse_signals,
     prepare_workers,
@@ -57,6 +64,7 @@ from elasticlib.workers import (
 
 if TYPE_CHECKING:
     from elasticlib.agent import HealthCheckServer, LocalElasticAgent
+    from elasticlib.job import Source
     from elasticlib.workers import ForkServer, Preparation
 
 _log = logging.getLogger("elasticlib")
@@ -187,6 +195,8 @@ class CheckedLaunch:
             self.grace = _shutdown_timeout(config)
             self._prepared = self._prepare(shown)
             self.signums = parse_signals(self._prepared.signals_to_handle)
+            self._end_notice = _end_notice_of(config, self.signums)
+            self._end_sources = _end_sources_of(config, self._end_notice, self.grace)
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
             warn_of_ranks(self._logs, self.workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": self.workers}))
@@ -303,6 +313,7 @@ class CheckedLaunch:
                     console=self.console,
                     repeats_errors=ipython_shell() is None,
                     inbox=job.inbox,
+                    end_notice=self._end_notice,
                     interrupt_shows_stacks=self.console is None,
                 )
                 job.attach(agent)
@@ -310,7 +321,8 @@ class CheckedLaunch:
                     self.console.files = partial(_place_of_output, weakref.ref(job), logs, shown_ranks(config))
                 # From now on the agent stops the health check, when its run ends.
                 until_run.pop_all()
-                result = _run(agent)
+                with end_watch(self._end_sources, job.inbox):
+                    result = _run(agent)
 
             if result.is_failed():
                 error = ChildFailedError(self.title, result.failures)
@@ -342,7 +354,9 @@ def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[in
 
 def _with_all_nodes(config: LaunchConfig) -> LaunchConfig:
     """Return *config* with numbers for ``min_nodes="all"``; log the values that the engine has filled in."""
-    config, filled = with_all_nodes(config, os.environ, now=wall_time(), reachable=reachable)
+    config, filled = with_all_nodes(
+        config, os.environ, now=wall_time(), reachable=reachable, kill_wait=partial(kill_wait, os.environ)
+    )
     for warning in filled.warnings:
         _log.warning(warning)
     if filled.notice:
@@ -451,6 +465,27 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
         return max(0, int(text))
     except ValueError:
         raise ConfigError(f"{TIMEOUT_VARIABLE}={text!r} must be whole seconds, 0 or more") from None
+
+
+def _end_notice_of(config: LaunchConfig, handled: Sequence[signal.Signals]) -> EndNotice:
+    """Return the notices that this node gets of its end. Raises `ConfigError`, also for an end in the past."""
+    now = wall_time()
+    if config.end_time is not None and config.end_time <= now:
+        raise ConfigError.of_setting(
+            "end_time", f"{config.end_time:.0f} is before the present time {now:.0f}: give a later Unix time"
+        )
+    end_time = math.inf if config.end_time is None else config.end_time
+    return EndNotice(end_signals(config.preempt_signal, (*handled, *NOTICES)), end_time)
+
+
+def _end_sources_of(config: LaunchConfig, notice: EndNotice, grace: float) -> list[Source]:
+    """Return the sources that announce the end of this node to workers with *grace* seconds for their stop."""
+    sources: list[Source] = []
+    if config.preempt_notice is not None:
+        sources.append(source_of(config.preempt_notice))
+    if config.end_time is not None:
+        sources.append(AnnouncedEnd(notice, grace, partial(end_of_job, os.environ)))
+    return sources
 
 
 __all__ = ["elastic_launch", "launch_agent"]

@@ -320,6 +320,24 @@ class LaunchConfig(DataclassView):
     """Run torch's debug server in every worker that loads torch. The worker's variable
     ``ELASTICLIB_WORKER_SERVER_SOCKET`` names its Unix socket. Programs other than Python find the socket that they
     can serve in ``TORCH_WORKER_SERVER_SOCKET``."""
+    preempt_signal: str = field(metadata=NOT_FOR_POOLS, default="", validator=_rules.text, kw_only=True)
+    """Signals that announce the end of this node, such as ``SIGTERM,SIGUSR1``: workers that call `should_stop` are
+    asked to stop, and workers that handle the signal on their own and end with success were preempted. A Slurm step
+    sets SIGTERM, SIGUSR1 and SIGUSR2, and a pod SIGTERM, if ``min_nodes="all"``."""
+    preempt_notice: str | os.PathLike[str] | Callable[[], str | None] | None = field(
+        metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.notice), kw_only=True
+    )
+    """File or function that announces the end of this node, read once a second. The file appears; the function returns
+    the reason as text, and None before. The workers are stopped then, as by a signal of `preempt_signal`."""
+    end_time: float | None = field(
+        metadata=NOT_FOR_POOLS,
+        default=None,
+        converter=_rules.real,
+        validator=optional(_rules.unix_time),
+        kw_only=True,
+    )
+    """Unix time at which the scheduler ends the job; ``inf`` asks Slurm. Workers that call `should_stop` are asked to
+    stop ``shutdown_timeout`` before. A Slurm step sets it if ``min_nodes="all"``."""
     exit_timeout: float | None = field(default=None, validator=optional(_rules.exit_timeout), kw_only=True)
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. Then the stacks of its threads are logged and the worker is stopped. It has failed,

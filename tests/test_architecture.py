@@ -88,6 +88,7 @@ LAYERS = [
 PURE = [
     "engines/_placement.py",
     "engines/_filling.py",
+    "agent/_end_notice.py",
     "engines/_host_list.py",
     "workers/child/_start_spec.py",
     "_wording.py",

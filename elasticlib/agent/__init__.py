@@ -18,6 +18,7 @@ from elasticlib import _lazy
 if typing.TYPE_CHECKING:
     from elasticlib.agent._agent import ElasticAgent as ElasticAgent, SimpleElasticAgent as SimpleElasticAgent
     from elasticlib.agent._checks import check_health_check_server as check_health_check_server
+    from elasticlib.agent._end_notice import EndNotice as EndNotice
     from elasticlib.agent._health import HealthCheckServer as HealthCheckServer
     from elasticlib.agent._local import LocalElasticAgent as LocalElasticAgent
     from elasticlib.agent._worker_watch import stop_health_check as stop_health_check
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.agent._agent": "ElasticAgent SimpleElasticAgent",
         "elasticlib.agent._checks": "check_health_check_server",
+        "elasticlib.agent._end_notice": "EndNotice",
         "elasticlib.agent._health": "HealthCheckServer",
         "elasticlib.agent._local": "LocalElasticAgent",
         "elasticlib.agent._worker_watch": "stop_health_check",

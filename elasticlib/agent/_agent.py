@@ -21,9 +21,10 @@ from typing import Any
 from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
-from elasticlib._clock import Clock, monotonic
+from elasticlib._clock import Clock, monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib.agent import _checks, _policy
+from elasticlib.agent._end_notice import EndNotice
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
@@ -82,7 +83,8 @@ class SimpleElasticAgent(ElasticAgent):
     the end, without a barrier. *shutdown_timeout* is the time in seconds from the stop signal to
     SIGKILL, for every stop. Records go to *sink*, events to ``spec.event_log_handler``, metrics to
     *metric_handler* (default: the program's handler for the group ``torchelastic``). Other threads
-    send requests through *inbox*. Raises `UnknownNameError` for an unknown event log handler.
+    send requests through *inbox*. *end_notice* has the signals that announce the end of this node.
+    Raises `UnknownNameError` for an unknown event log handler.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -100,6 +102,7 @@ class SimpleElasticAgent(ElasticAgent):
         clock: Clock = monotonic,
         metric_handler: metrics.MetricHandler | None = None,
         inbox: Inbox | None = None,
+        end_notice: EndNotice | None = None,
     ) -> None:
         _rules.check_shutdown_timeout(shutdown_timeout)
         handler: Any = spec.rdzv_handler
@@ -111,6 +114,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._run_id = str(handler.get_run_id())
 
         self._shutdown_timeout = shutdown_timeout
+        self._end_notice = EndNotice() if end_notice is None else end_notice
         self._grace = shutdown_timeout
         """Seconds until SIGKILL in the next `_stop_workers`."""
         self._worker_group = WorkerGroup(spec)
@@ -179,8 +183,12 @@ class SimpleElasticAgent(ElasticAgent):
     def _dump_stacks(self) -> None:
         """Ask running workers for their threads' stacks; `records.StacksReported` reports them."""
 
-    def _pass_on(self, signum: signal.Signals) -> None:
-        """Send *signum* to those workers that handle it."""
+    def _pass_on(self, signum: signal.Signals) -> bool:
+        """Send *signum* to those workers that handle it; return whether there are any."""
+        return False
+
+    def _await_return(self, grace: float) -> None:
+        """Begin the *grace* seconds in which workers that handle a notice may return."""
 
     def _listens(self) -> bool:
         """Return whether a worker of this round asks whether it should stop."""
@@ -212,6 +220,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _were_stopped(self) -> bool:
         """Return whether a worker has returned because it was asked to stop."""
+        return False
+
+    def _ended_well(self) -> bool:
+        """Return whether all workers have ended with success, also after a stop."""
         return False
 
     def _failures(self) -> dict[int, ProcessFailure]:
@@ -357,9 +369,10 @@ class SimpleElasticAgent(ElasticAgent):
         for item in self._signals.inbox.drain():
             match item:
                 case int():
-                    stops.append(_policy.StopRequested(item, is_heard=self._listens()))
-                case StopRequest(why, grace):
-                    stops.append(_policy.StopRequested(signal.SIGTERM, why, grace, is_heard=self._listens()))
+                    is_notice = item in self._end_notice.signals
+                    stops.append(_policy.StopRequested(item, is_heard=self._listens(), is_notice=is_notice))
+                case StopRequest():
+                    stops += self._asked_to_stop(item)
                 case StacksRequest(why):
                     # Without a reason, only the program gets the stacks, and the console shows
                     # none.
@@ -367,9 +380,41 @@ class SimpleElasticAgent(ElasticAgent):
                         self._sink(records.StacksShown(why))
                     self._dump_stacks()
                 case NoticeReceived(signum):
-                    self._pass_on(signal.Signals(signum))
+                    stops += self._take_notice(signal.Signals(signum))
 
         return stops
+
+    def _asked_to_stop(self, request: StopRequest) -> list[_policy.StopRequested]:
+        is_heard = self._listens()
+        has_listened = is_heard or self._state.saved
+        if request.needs_listener and not has_listened:
+            return []
+        why, grace, is_notice = request.why, request.grace, request.is_notice
+        return [_policy.StopRequested(signal.SIGTERM, why, grace, is_heard=is_heard, is_notice=is_notice)]
+
+    def _take_notice(self, signum: signal.Signals) -> list[_policy.StopRequested]:
+        """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
+        is_end = signum in self._end_notice.signals
+        if is_end and self._listens():
+            return [self._end_request(signum, is_heard=True)]
+        is_handled = self._pass_on(signum)
+        return [self._end_request(signum, is_handled=True)] if is_end and is_handled else []
+
+    def _is_ending(self) -> bool:
+        """Return whether the end of this node was announced."""
+        stop = self._state.stop
+        return stop is not None and stop.is_notice
+
+    def _end_request(self, signum: int, *, is_heard: bool = False, is_handled: bool = False) -> _policy.StopRequested:
+        notice = self._end_notice
+        return _policy.StopRequested(
+            signum,
+            grace=notice.grace(wall_time(), self._shutdown_timeout),
+            is_heard=is_heard,
+            is_notice=True,
+            is_handled=is_handled,
+            worker_signum=signal.SIGTERM,
+        )
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
@@ -385,7 +430,8 @@ class SimpleElasticAgent(ElasticAgent):
 
         group.step(self._result.state, "_monitor_workers reported it")
         if self._result.state is WorkerState.SUCCEEDED:
-            return [_policy.WorkersSucceeded(self._were_stopped())]
+            has_stopped = self._were_stopped() or self._state.noticed is not None
+            return [_policy.WorkersSucceeded(has_stopped)]
         if not self._result.failures:
             return [_policy.WorkersFailed(f"workers are {group.state.value}")]
 
@@ -407,7 +453,9 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
-            case _policy.WantStop() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree():
+            case (
+                _policy.WantStop() | _policy.AwaitReturn() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree()
+            ):
                 self._perform_common_stop(action)
             case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
@@ -415,7 +463,9 @@ class SimpleElasticAgent(ElasticAgent):
                 # The error is raised again at the next wait.
                 with contextlib.suppress(RendezvousError):
                     self._listen()
-                self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
+                has_succeeded = self._result.state is WorkerState.SUCCEEDED
+                has_saved = self._is_ending() and self._ended_well()
+                self._events.append(_policy.WorkersGone(has_succeeded, has_saved))
             case _policy.ReportFailed(number):
                 member.post(Failed(member.node, number, notes(self._failures().values())))
             case _policy.ReportStopped(number):
@@ -435,10 +485,13 @@ class SimpleElasticAgent(ElasticAgent):
         return None
 
     def _perform_common_stop(
-        self, action: _policy.WantStop | _policy.AskWorkers | _policy.Propose | _policy.Agree
+        self,
+        action: _policy.WantStop | _policy.AwaitReturn | _policy.AskWorkers | _policy.Propose | _policy.Agree,
     ) -> None:
         group, member = self._worker_group, self._member
         match action:
+            case _policy.AwaitReturn(stop):
+                self._await_return(self._shutdown_timeout if stop.grace is None else stop.grace)
             case _policy.WantStop(stop):
                 grace = self._shutdown_timeout if stop.grace is None else stop.grace
                 self._begin_stop(signal.Signals(stop.signum), grace)

@@ -30,6 +30,8 @@ class AgreedStop:
     """Seconds from `due` to SIGKILL."""
     due: float
     """Time at which workers that do not ask get the signal, if they still run."""
+    is_asked: bool = field(init=False, default=False)
+    """True once the workers that ask know of it; before, only handlers of a notice may return."""
     _count_at: float = field(init=False, default=math.inf)
     """Time of the next count of the workers' calls."""
     _first: int = field(init=False, default=0)
@@ -45,6 +47,7 @@ class AgreedStop:
     def ask(self, why: str, deadline: float, ranks: range, now: float) -> None:
         """Begin to count the calls of workers that must stop until *deadline*, a Unix time; *ranks* are global."""
         self._board.ask(why, deadline, ranks)
+        self.is_asked = True
         self._first, self._count_at = self._board.calls(), now + _SAMPLE
 
     def propose(self, call: int, now: float) -> None:
@@ -73,7 +76,8 @@ class AgreedStop:
         """Return True once, when `due` has come: the others get the signal, and those that ask may save on."""
         if now < self.due:
             return False
-        self._board.spare()
+        if self.is_asked:
+            self._board.spare()
         self.due = math.inf
         return True
 

@@ -19,6 +19,7 @@ from elasticlib._times import soonest
 from elasticlib.agent import _checks
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._agreed_stop import AgreedStop
+from elasticlib.agent._end_notice import EndNotice
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._policy import StopDue
@@ -99,6 +100,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
         inbox: Inbox | None = None,
+        end_notice: EndNotice | None = None,
         repeats_errors: bool = True,
         console: Console | None = None,
         interrupt_shows_stacks: bool = False,
@@ -116,6 +118,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             sink=sink,
             metric_handler=metric_handler,
             inbox=inbox,
+            end_notice=end_notice,
         )
         caller = made.caller
         if THREADS_VARIABLE not in caller:
@@ -292,8 +295,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _dump_stacks(self) -> None:
         self._processes.ask_for_stacks()
 
-    def _pass_on(self, signum: signal.Signals) -> None:
-        self._processes.pass_on(signum)
+    def _pass_on(self, signum: signal.Signals) -> bool:
+        return self._processes.pass_on(signum)
+
+    def _await_return(self, grace: float) -> None:
+        if (board := self._processes.stop_board) is not None:
+            self._common_stop(board, grace)
 
     def _listens(self) -> bool:
         # Nodes that meet by another project's handler have no coordinator to agree by.
@@ -334,10 +341,18 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _stop_due(self) -> StopDue | None:
         asked = self._asked
-        return StopDue(asked.grace) if asked is not None and asked.falls_due(monotonic()) else None
+        if asked is None or not asked.falls_due(monotonic()):
+            return None
+        if not asked.is_asked:
+            # A later request has a time of its own.
+            self._asked = None
+        return StopDue(asked.grace)
 
     def _were_stopped(self) -> bool:
         return self._asked is not None and self._asked.were_stopped()
+
+    def _ended_well(self) -> bool:
+        return self._processes.round.all_ended_with_zero()
 
     def _failures(self) -> dict[int, ProcessFailure]:
         # Workers that were killed because contact was lost have not failed.

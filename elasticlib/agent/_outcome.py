@@ -88,7 +88,8 @@ def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> 
     *results* is {global rank: return value}.
     """
     if end.stop is not None:
-        is_preempted = end.saved and end.stop.signum != signal.SIGINT and not end.stop.reason
+        is_by_program = bool(end.stop.reason) and not end.stop.is_notice
+        is_preempted = end.saved and end.stop.signum != signal.SIGINT and not is_by_program
         return _preempted(end.stop, results) if is_preempted else _error_of_stop(end.stop)
     if end.succeeded or end.final is None:
         return None
@@ -107,8 +108,8 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
 
 def _preempted(stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
     received = signal.Signals(stop.signum)
-    why = f"process {os.getpid()} got {received.name}: its workers were asked to stop, and have returned"
-    return PreemptedError(why, received, dict(results))
+    cause = stop.reason or f"process {os.getpid()} got {received.name}"
+    return PreemptedError(f"{cause}: its workers were asked to stop, and have returned", received, dict(results))
 
 
 def _error_of_final(final: Final) -> ElasticError | None:

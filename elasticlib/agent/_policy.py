@@ -70,10 +70,12 @@ class AgentState:
     round: int = -1
     stop: StopRequested | None = None
     """Request to stop this node, by a signal or by the program."""
+    noticed: StopRequested | None = None
+    """Notice of this node's end that workers handle on their own, until the time for their return is over."""
     asked: bool = False
     """True if the workers were asked to return at a step of their own, and run until then."""
     agreed: bool = False
-    """True if all ranks of the job know that step."""
+    """True if workers have time to return: all ranks of the job know that step, or workers handle a notice."""
     saved: bool = False
     """True if all workers have returned after that, and none has started since."""
     finished: bool = False
@@ -108,7 +110,7 @@ class WorkersSucceeded:
     """Success of all workers of this node."""
 
     stopped: bool = False
-    """True if one of them returned because it was asked to stop."""
+    """True if one of them returned because it was asked to stop, or all did after a notice that they handle."""
 
 
 @frozen
@@ -117,6 +119,8 @@ class WorkersGone:
 
     succeeded: bool = False
     """True if all workers had succeeded before the stop reached any of them."""
+    saved: bool = False
+    """True if all workers ended with success by their own handlers of a signal that announced this node's end."""
 
 
 @frozen
@@ -135,6 +139,12 @@ class StopRequested:
     """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
     is_heard: bool = False
     """True if the workers' program asks whether it should stop."""
+    is_notice: bool = False
+    """True if it announces the end of this node: workers that return with success have saved, and do not run on."""
+    is_handled: bool = False
+    """True if workers got the signal and handle it, so that nothing else must stop them yet."""
+    worker_signum: int | None = None
+    """Signal that ends the workers if they do not return; None: `signum`."""
 
     @property
     def why(self) -> str:
@@ -171,6 +181,13 @@ class Start:
 @frozen
 class WantStop:
     """Action: report to the coordinator that this node must end; `StopAsked` answers."""
+
+    stop: StopRequested
+
+
+@frozen
+class AwaitReturn:
+    """Action: begin the time in which workers that handle a notice may return; `StopDue` is its end."""
 
     stop: StopRequested
 
@@ -255,6 +272,7 @@ Action: TypeAlias = (
     AskForRanks
     | Start
     | WantStop
+    | AwaitReturn
     | AskWorkers
     | Propose
     | Agree
@@ -377,7 +395,7 @@ def _succeeded(state: AgentState, success: WorkersSucceeded) -> Step:
 
 def _returned(state: AgentState) -> Step:
     """Go on after all workers have returned because they were asked to stop: their work is saved, but not done."""
-    state = evolve(state, saved=True)
+    state = evolve(state, saved=True, stop=state.stop or state.noticed)
     if state.stop is not None:
         return _done(state, LeaveJob(state.stop.why, state.round), ReportStopped(state.round))
     if state.final is not None:
@@ -394,7 +412,7 @@ def _gone(state: AgentState, gone: WorkersGone) -> Step:
 
     is_last_round = state.stop is not None or state.final is not None
     if is_last_round:
-        return _done(state, ReportStopped(state.round))
+        return _done(evolve(state, saved=gone.saved), ReportStopped(state.round))
 
     state = evolve(state, succeeded=gone.succeeded)
     report: Action = ReportStopped(state.round)
@@ -433,7 +451,7 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
 
 def _stop_unless_agreed(state: AgentState, why: str) -> Step:
     """Stop running workers by a decision of the coordinator."""
-    # Workers that know their last step save there, and return on their own.
+    # They save, and return on their own.
     if state.agreed:
         return state, ()
     return evolve(state, phase=Phase.STOPPING), (*_leave_if_stopped(state), StopWorkers(why))
@@ -503,6 +521,8 @@ def _final(state: AgentState, final: Final) -> Step:
 def _signalled(state: AgentState, stop: StopRequested) -> Step:
     if state.stop is not None:
         return _signalled_again(state, stop)
+    if stop.is_handled:
+        return _noticed(state, stop)
 
     state = evolve(state, stop=stop)
     if state.phase is Phase.RUNNING:
@@ -513,6 +533,13 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
         return state, (LeaveJob(stop.why, state.round),)
 
     return _done(state, LeaveJob(stop.why))
+
+
+def _noticed(state: AgentState, stop: StopRequested) -> Step:
+    """Let workers that handle a notice on their own go on: they return soon, or have other uses for the signal."""
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    return evolve(state, noticed=stop, agreed=True), (AwaitReturn(stop),)
 
 
 def _signalled_again(state: AgentState, stop: StopRequested) -> Step:
@@ -527,7 +554,8 @@ def _signalled_again(state: AgentState, stop: StopRequested) -> Step:
 
 def _stop_and_leave(state: AgentState, stop: StopRequested, grace: float | None) -> Step:
     leave = LeaveJob(stop.why, state.round)
-    return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, grace))
+    signum = stop.signum if stop.worker_signum is None else stop.worker_signum
+    return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, signum, grace))
 
 
 def _stop_asked(state: AgentState, asked: StopAsked) -> Step:
@@ -570,7 +598,7 @@ def _stop_helping(state: AgentState, grace: float | None) -> Step:
     """Stop the workers of a node that may go on, if the round has ended since, or else when it ends."""
     decided = state.final or state.end
     if decided is None:
-        return evolve(state, agreed=False), ()
+        return evolve(state, agreed=False, noticed=None), ()
     return evolve(state, phase=Phase.STOPPING), (StopWorkers(decided.why, grace=grace),)
 
 

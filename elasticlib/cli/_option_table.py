@@ -191,6 +191,29 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             metavar="N",
         ),
         Option(
+            "--preempt-signal",
+            "signals that announce the end of this node, such as USR1: workers that call elasticlib.should_stop() are "
+            "asked to stop, and workers that handle the signal and end with 0 were preempted",
+            None,
+            metavar="NAMES",
+            unset="in a Slurm step SIGTERM,SIGUSR1,SIGUSR2; in a pod SIGTERM; else none",
+        ),
+        Option(
+            "--preempt-notice",
+            "file whose appearance announces the end of this node; its first line is the reason",
+            None,
+            metavar="FILE",
+        ),
+        Option(
+            "--end-time",
+            "Unix time at which the scheduler ends the job, or inf to ask Slurm: workers that call "
+            "elasticlib.should_stop() are asked to stop before it, by the shutdown timeout",
+            None,
+            float,
+            metavar="SECONDS",
+            unset="that of the Slurm job",
+        ),
+        Option(
             "--exit-timeout",
             "seconds that a worker's process may take to exit after its program has finished; then its stacks "
             "are logged and it is killed",

@@ -12,6 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TextIO
 
 from attrs import evolve, frozen
@@ -20,7 +21,7 @@ from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
-from elasticlib.engines import Filling, engine_context, filling, is_shared_step, reachable
+from elasticlib.engines import Filling, ending, engine_context, filling, is_shared_step, kill_wait, reachable
 from elasticlib.errors import PREEMPTED, ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
@@ -106,11 +107,13 @@ def _fill_in(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappi
         return Filling()
 
     # Each value that nobody gave, and only those: an option or variable always wins.
-    filled = filling(context, values, given, reachable)
+    filled = filling(context, values, given, reachable).joined(
+        ending(context, values, given, environ, partial(kill_wait, environ))
+    )
     for warning in filled.warnings:
         log.warning(warning)
     # One node says it for all of them.
-    return filled if context.node_rank == 0 else evolve(filled, notice="")
+    return filled if context.node_rank == 0 else evolve(filled, parts=())
 
 
 def _entrypoint(text: str, values: Mapping[str, Any]) -> Entrypoint:
@@ -142,6 +145,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
         duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
         numa_options=_numa_options(values["numa_binding"]),
+        preempt_signal=values["preempt_signal"] or "",
         **_rendezvous(values, given, environ),
         **{name: values[name] for name in _AS_GIVEN},
     )
@@ -167,6 +171,7 @@ def _check_preload(config: LaunchConfig, source: str) -> None:
 _AS_GIVEN = (
     *("role", "max_restarts", "monitor_interval", "signals_to_handle", "shutdown_timeout", "exit_timeout", "preload"),
     *("local_addr", "wait_for", "event_log_handler", "virtual_local_rank", "worker_server"),
+    *("preempt_notice", "end_time"),
 )
 """Fields that take the value of the option with the same name."""
 

@@ -2,8 +2,9 @@
 Engines: programs that place one agent on each node, such as Slurm and Kubernetes.
 
 * `_placement`: the variables that an engine has left in the environment of this process; one reader for each engine.
-* `_filling`: the options that a launch takes from it; they are only those that nobody gave.
-* `_slurm_queries`: asks Slurm for the address of a node whose name does not resolve, and whether a job was cancelled.
+* `_filling`: the options that a launch takes from it, which are only those that nobody gave.
+* `_slurm_queries`: asks Slurm for the address of a node whose name does not resolve, the end of a job, and
+  whether it was cancelled.
 
 Only `_slurm_queries` leaves the process. Ray and hosts over SSH have no reader: they start no agent on their own.
 """
@@ -17,6 +18,7 @@ from elasticlib import _lazy
 if typing.TYPE_CHECKING:
     from elasticlib.engines._filling import (
         Filling as Filling,
+        ending as ending,
         filling as filling,
         with_all_nodes as with_all_nodes,
     )
@@ -28,7 +30,9 @@ if typing.TYPE_CHECKING:
         scheduler_index as scheduler_index,
     )
     from elasticlib.engines._slurm_queries import (
+        end_of_job as end_of_job,
         is_cancelled as is_cancelled,
+        kill_wait as kill_wait,
         reachable as reachable,
     )
 
@@ -36,7 +40,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
-        "elasticlib.engines._filling": "Filling filling with_all_nodes",
-        "elasticlib.engines._slurm_queries": "is_cancelled reachable",
+        "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
+        "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable",
     },
 )

@@ -30,11 +30,32 @@ class Filling:
 
     values: Mapping[str, Any] = {}
     """{name of an option: its value}."""
-    source: str = ""
-    """The variable of the engine from which they come."""
-    notice: str = ""
-    """One line that says what was filled in; empty if nothing was."""
+    context: EngineContext | None = None
+    """The engine's description, from which they come; None if it adds nothing."""
+    parts: tuple[str, ...] = ()
+    """Texts for people about the values."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The variable of the engine from which the values come."""
+        return "" if self.context is None else self.context.source
+
+    @property
+    def notice(self) -> str:
+        """One line that says what was filled in; empty if nothing was."""
+        if self.context is None or not self.parts:
+            return ""
+        return f"{self.context.title}: {', '.join(self.parts)} (--engine none ignores {self.context.engine})"
+
+    def joined(self, other: Filling) -> Filling:
+        """Return the values of both."""
+        return Filling(
+            {**self.values, **other.values},
+            self.context or other.context,
+            (*self.parts, *other.parts),
+            (*self.warnings, *other.warnings),
+        )
 
 
 def filling(
@@ -44,7 +65,7 @@ def filling(
     reachable: Callable[[str], str] = str,
 ) -> Filling:
     """
-    Return the values that *context* adds to a launch.
+    Return the values for the place of the nodes that *context* adds to a launch.
 
     *values* are those of all options, and *given* are the names of options that somebody gave. *reachable* returns an
     endpoint that this machine can resolve. Raises `ConfigError` if the engine started several agents on a node: each of
@@ -62,7 +83,7 @@ def filling(
     _check_one_agent_each(context)
     if "rdzv_endpoint" in added:
         added["rdzv_endpoint"] = reachable(added["rdzv_endpoint"])
-    return Filling(added, context.source, _notice(context, added), warnings)
+    return Filling(added, context, _parts(added), warnings)
 
 
 def _added(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -96,8 +117,10 @@ def _offered(context: EngineContext, values: Mapping[str, Any], given: Collectio
 
 def _backend(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> str:
     # Without an option of it, static is only torchrun's default.
-    is_static = bool(_STATIC_OPTIONS.intersection(given))
-    return values["rdzv_backend"] if is_static or "rdzv_backend" in given else context.rdzv_backend
+    is_given = "rdzv_backend" in given or not _STATIC_OPTIONS.isdisjoint(given)
+    if is_given:
+        return str(values["rdzv_backend"])
+    return context.rdzv_backend
 
 
 def _meets_here(backend: str, values: Mapping[str, Any], given: Collection[str]) -> bool:
@@ -130,24 +153,90 @@ def _check_one_agent_each(context: EngineContext) -> None:
 
 def _warn_of_few_nodes(context: EngineContext, most: int, given: Collection[str]) -> tuple[str, ...]:
     nodes = context.num_nodes or 0
-    if "nnodes" not in given or most >= nodes or context.node_rank != 0:
+    is_fewer = "nnodes" in given and most < nodes
+    # One node says it for all of them.
+    if not is_fewer or context.node_rank != 0:
         return ()
-    rest = "each node runs a job of its own" if most == 1 else f"{counted(nodes - most, 'node')} will wait as spares"
+
+    rest = f"{counted(nodes - most, 'node')} will wait as spares"
+    is_alone = most == 1
+    if is_alone:
+        rest = "each node runs a job of its own"
     return (f"nnodes={most}, but {context.title} has {nodes} nodes: {rest}",)
 
 
-def _notice(context: EngineContext, added: Mapping[str, Any]) -> str:
+def _parts(added: Mapping[str, Any]) -> tuple[str, ...]:
     least, most = added.get("nnodes", (0, 0))
     parts = (
         counted(most, "node") if least else "",
         f"endpoint {added['rdzv_endpoint']}" if "rdzv_endpoint" in added else "",
         f"id {added['rdzv_id']}" if "rdzv_id" in added else "",
     )
-    return f"{context.title}: {', '.join(filter(None, parts))} (--engine none ignores {context.engine})"
+    return tuple(filter(None, parts))
+
+
+# The end of a node.
+
+_OF_THE_END = ("preempt_signal", "end_time", "shutdown_timeout")
+"""Options of the end of a node, which are fields of the same names."""
+_MARGIN = 5.0
+"""Seconds between the end of the workers and that of the launcher, which reports it."""
+_STOP_TIME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Variable of torch's launcher, which gives the same as the option ``shutdown_timeout``."""
+
+
+def ending(
+    context: EngineContext,
+    values: Mapping[str, Any],
+    given: Collection[str],
+    environ: Mapping[str, str],
+    kill_wait: Callable[[], float | None] = lambda: None,
+) -> Filling:
+    """
+    Return the values for the end of this node that *context* adds to a launch.
+
+    *values* are those of all options, and *given* are the names of options that somebody gave. *kill_wait* returns the
+    seconds from SIGTERM to SIGKILL in this Slurm.
+    """
+    offered = {"preempt_signal": context.preempt_signal, "end_time": context.deadline}
+    added = {name: value for name, value in offered.items() if value and name not in given}
+    found = Filling(added, context)
+    whole = _stop_time(context, kill_wait)
+    if whole is None or _STOP_TIME in environ:
+        return found
+
+    left = max(whole - _MARGIN, 0.0)
+    if "shutdown_timeout" in given:
+        return evolve(found, warnings=_warn_of_long_stop(context, values["shutdown_timeout"], whole, left))
+    return Filling({**added, "shutdown_timeout": left}, context, (f"shutdown timeout {left:g} s",))
+
+
+def _stop_time(context: EngineContext, kill_wait: Callable[[], float | None]) -> float | None:
+    """Return the seconds from SIGTERM to SIGKILL; None if the engine sends no SIGKILL."""
+    if context.engine == "slurm":
+        return kill_wait() or context.grace
+    return context.grace
+
+
+def _warn_of_long_stop(context: EngineContext, given: float, whole: float, left: float) -> tuple[str, ...]:
+    if given <= left or context.node_rank != 0:
+        return ()
+    return (
+        f"shutdown_timeout={given:g}, but {context.title} kills all processes {whole:g} s after SIGTERM: "
+        f"give {left:g} or less",
+    )
+
+
+# A configuration from Python.
 
 
 def with_all_nodes(
-    config: LaunchConfig, environ: Mapping[str, str], *, now: float, reachable: Callable[[str], str] = str
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    *,
+    now: float,
+    reachable: Callable[[str], str] = str,
+    kill_wait: Callable[[], float | None] = lambda: None,
 ) -> tuple[LaunchConfig, Filling]:
     """
     Return *config* with numbers for ``min_nodes="all"``, and what its engine has filled in.
@@ -165,9 +254,10 @@ def with_all_nodes(
     if context.num_nodes is None:
         raise ConfigError.of_setting("min_nodes", f"'all': {context.title} does not say how many: give a number")
 
-    found = filling(context, *_options_of(config), reachable)
+    options, given = _options_of(config)
+    found = filling(context, options, given, reachable).joined(ending(context, options, given, environ, kill_wait))
     values = found.values
-    nodes = values["nnodes"][0] if values else 1
+    nodes = values["nnodes"][0] if "nnodes" in values else 1
     filled = evolve(
         config,
         min_nodes=nodes,
@@ -177,6 +267,7 @@ def with_all_nodes(
         rdzv_endpoint=values.get("rdzv_endpoint", config.rdzv_endpoint),
         rdzv_configs=values.get("rdzv_conf", config.rdzv_configs),
         node_rank=values.get("node_rank", config.node_rank),
+        **{name: values.get(name, getattr(config, name)) for name in _OF_THE_END},
     )
     return filled, found
 
@@ -191,10 +282,12 @@ def _options_of(config: LaunchConfig) -> tuple[dict[str, Any], set[str]]:
         "rdzv_conf": config.rdzv_configs,
         "node_rank": config.node_rank,
         "master_port": None,
+        **{name: getattr(config, name) for name in _OF_THE_END},
     }
     given = {name for name in ("rdzv_endpoint", "rdzv_id") if values[name]}
     if config.node_rank is not None:
         given.add("node_rank")
+    given |= {name for name in _OF_THE_END if getattr(config, name) not in (None, "")}
     if config.rdzv_backend != "c10d":
         given.add("rdzv_backend")
     return values, given

@@ -7,6 +7,7 @@ says and guesses nothing. Numbers that contradict each other are a `ConfigError`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -42,7 +43,11 @@ class EngineContext:
     restart_count: int = 0
     """Number of times that the engine has restarted the job."""
     deadline: float | None = None
-    """Unix time at which the engine ends the job."""
+    """Unix time at which the engine ends the job; inf if the engine must be asked."""
+    preempt_signal: str = ""
+    """Signals by which the engine announces the end of this process, separated by commas."""
+    grace: float | None = None
+    """Seconds from SIGTERM to SIGKILL, by the engine's own default; None if the engine has none."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of their ranks."""
     num_agents: int | None = None
@@ -83,6 +88,9 @@ def engine_context(environ: _Environ, engine: str = "auto", *, now: float) -> En
     return context
 
 
+_GRACE = 30.0
+"""Seconds: Slurm's KillWait, and the ``terminationGracePeriodSeconds`` of a pod, unless somebody has changed them."""
+
 # Slurm.
 
 _FIRST_SPECIAL_STEP = 2**32 - 16
@@ -113,6 +121,8 @@ def _slurm(environ: _Environ, now: float) -> EngineContext | None:
         run_id=f"{job}.{step}.{restarts}",
         restart_count=restarts,
         deadline=_deadline(environ, "SLURM_JOB_END_TIME", now),
+        preempt_signal="SIGTERM,SIGUSR1,SIGUSR2",
+        grace=_GRACE,
         hosts=hosts,
         num_agents=_number(environ, "SLURM_STEP_NUM_TASKS"),
         title=f"Slurm step {job}.{step}",
@@ -145,6 +155,8 @@ def _trainjob(environ: _Environ, now: float) -> EngineContext | None:
         rdzv_endpoint=f"{master}:{port}",
         run_id=environ.get("PET_RDZV_ID", job),
         rdzv_backend="static",
+        preempt_signal="SIGTERM",
+        grace=_GRACE,
         title=f"TrainJob {job}" if job else "TrainJob",
         source="PET_MASTER_ADDR",
     )
@@ -155,7 +167,14 @@ def _kubernetes(environ: _Environ, now: float) -> EngineContext | None:
     rank = _index_of_pod(environ)
     if rank is None:
         return None
-    return EngineContext("kubernetes", node_rank=rank, title="Indexed Job", source="JOB_COMPLETION_INDEX")
+    return EngineContext(
+        "kubernetes",
+        node_rank=rank,
+        preempt_signal="SIGTERM",
+        grace=_GRACE,
+        title="Indexed Job",
+        source="JOB_COMPLETION_INDEX",
+    )
 
 
 # Clouds: as documented by them.
@@ -280,14 +299,11 @@ def _hosts(environ: _Environ, name: str) -> tuple[str, ...]:
         raise _error(f"{name}: {error}") from None
 
 
-def _deadline(environ: _Environ, name: str, now: float) -> float | None:
-    if name not in environ:
-        return None
-    deadline = _number(environ, name)
-    if deadline <= now:
-        # The owner may have extended the time since, and Slurm may let jobs run on (OverTimeLimit).
-        return None
-    return float(deadline)
+def _deadline(environ: _Environ, name: str, now: float) -> float:
+    """Return the time in the variable *name*; inf if it is in the past or, as in Slurm before 23.02, is missing."""
+    deadline = _number(environ, name, default=0)
+    # The owner may have extended the time since, and Slurm may let jobs run on (OverTimeLimit).
+    return float(deadline) if deadline > now else math.inf
 
 
 def _check_nodes(nodes: int, of_nodes: str, hosts: tuple[str, ...], of_hosts: str, rank: int, of_rank: str) -> None:

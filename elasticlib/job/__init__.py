@@ -15,6 +15,12 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
+    from elasticlib.job._end_watch import (
+        AnnouncedEnd as AnnouncedEnd,
+        Source as Source,
+        end_watch as end_watch,
+        source_of as source_of,
+    )
     from elasticlib.job._job import Job as Job
     from elasticlib.job._output import (
         JobLogs as JobLogs,
@@ -37,6 +43,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
+        "elasticlib.job._end_watch": "AnnouncedEnd Source end_watch source_of",
         "elasticlib.job._job": "Job",
         "elasticlib.job._output": ("JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks"),
         "elasticlib.job._raising": "combined_error",

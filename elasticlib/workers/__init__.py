@@ -59,6 +59,7 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.workers._processes import Processes as Processes
     from elasticlib.workers._signals import (
+        NOTICES as NOTICES,
         DeferredSignals as DeferredSignals,
         HandledSignals as HandledSignals,
         Inbox as Inbox,
@@ -66,6 +67,7 @@ if typing.TYPE_CHECKING:
         Signals as Signals,
         StacksRequest as StacksRequest,
         StopRequest as StopRequest,
+        end_signals as end_signals,
         interruption as interruption,
         parse_signals as parse_signals,
         survive_notices as survive_notices,
@@ -93,8 +95,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers._plan": "Preparation check_function prepare_workers serving_caller shown_by_caller",
         "elasticlib.workers._processes": "Processes",
         "elasticlib.workers._signals": (
-            "DeferredSignals HandledSignals Inbox NoticeReceived Signals StacksRequest StopRequest "
-            "interruption parse_signals survive_notices"
+            "DeferredSignals HandledSignals Inbox NOTICES NoticeReceived Signals StacksRequest StopRequest "
+            "end_signals interruption parse_signals survive_notices"
         ),
     },
 )

@@ -45,6 +45,7 @@ from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers.child._should_stop import StopBoard
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
+from elasticlib.workers.spawner._kernel_facts import catches
 
 _ANSWER = 15.0
 """
@@ -135,6 +136,10 @@ class LocalRound:
         """Return True if all workers have ended well, and no process that they started is left."""
         have_all_ended = len(self.exits) == self.count
         return have_all_ended and not self.any_failed() and self.gone()
+
+    def all_ended_with_zero(self) -> bool:
+        """Return True if all workers have ended with status 0, whatever stop reached them before."""
+        return len(self.exits) == self.count and all(end.exitcode == 0 for end in self.exits.values())
 
     def may_leave_processes(self, *, spare_failed: bool) -> bool:
         """Return True if a stop, with *spare_failed* or without, may find processes to end."""
@@ -687,11 +692,19 @@ class Processes:
         if self._supervisor.client is not None:
             self._supervisor.client.signal(local_rank, signum)
 
-    def pass_on(self, signum: int, spared: Sequence[int] = ()) -> None:
-        """Send *signum* to each worker that handles it, but for the local ranks *spared*; it would kill the others."""
+    def pass_on(self, signum: int, spared: Sequence[int] = ()) -> bool:
+        """
+        Send *signum* to each worker that handles it, but for the local ranks *spared*; it would kill the others.
+
+        Return True if a worker handles it.
+        """
         client = self._supervisor.client
-        if client is not None and client.started:
-            client.pass_on(signum, [rank for rank in range(self._count) if rank not in spared])
+        if client is None or not client.started:
+            return False
+        ranks = [rank for rank in range(self._count) if rank not in spared]
+        client.pass_on(signum, ranks)
+        running = self.round.running()
+        return any(catches(running[rank], signum) for rank in ranks if rank in running)
 
     @property
     def stop_board(self) -> StopBoard | None:

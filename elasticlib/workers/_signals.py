@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -57,6 +57,32 @@ def parse_signals(names: str) -> tuple[signal.Signals, ...]:
         found[signum] = None
 
     return tuple(found)
+
+
+def end_signals(names: str, handled: Collection[signal.Signals]) -> frozenset[int]:
+    """
+    Return the signals of a comma-separated list; names may lack ``SIG``.
+
+    Raises `ConfigError` for an unknown name, for SIGINT, and for a signal that is not *handled*.
+    """
+    return frozenset(_end_signal(name, handled) for name in filter(None, map(str.strip, names.split(","))))
+
+
+def _end_signal(name: str, handled: Collection[signal.Signals]) -> signal.Signals:
+    try:
+        found = signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    except KeyError:
+        raise _error(name, "is not a signal of this system", handled) from None
+    if found == signal.SIGINT:
+        raise _error(name, "ends a job on a person's request, and announces nothing", handled)
+    if found not in handled:
+        raise _error(name, "is not handled by the launcher", handled)
+    return found
+
+
+def _error(name: str, complaint: str, handled: Collection[signal.Signals]) -> ConfigError:
+    known = ", ".join(sorted(each.name for each in handled if each != signal.SIGINT))
+    return ConfigError.of_setting("preempt_signal", f"{name[:80]!r} {complaint}: give some of {known}")
 
 
 def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> _Former:
@@ -159,11 +185,15 @@ class Raising:
 
 @frozen
 class StopRequest:
-    """Request of the program to stop its workers."""
+    """Request to stop the workers, of the program or of a source that announces this node's end."""
 
     why: str
     grace: float | None = None
     """Seconds until SIGKILL; None for the launch's own setting."""
+    is_notice: bool = False
+    """True if something announces the end of this node: workers that save and return were preempted."""
+    needs_listener: bool = False
+    """True if it counts only for workers that call ``should_stop``."""
 
 
 @frozen

@@ -44,6 +44,7 @@ from tests.patching import replace_everywhere
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
 NO_VARIABLES = {
+    "SLURM_TIME_FORMAT": "set for scontrol",
     "PCI_BUS_ID": "a value of CUDA_DEVICE_ORDER",
     "PYTEST_ADDOPTS": "pytest's own: set aside while ranks read its configuration",
     "PYTEST_CURRENT_TEST": "pytest's own",
@@ -227,6 +228,7 @@ SAMPLES = {
     "--monitor-interval": "9",
     "--shutdown-timeout": "9",
     "--exit-timeout": "9",
+    "--end-time": "9",
     "--redirects": "3",
     "--tee": "3",
     "--local-ranks-filter": "1",

@@ -25,18 +25,22 @@ for step in range(1_000_000):
 """
 
 
-@pytest.fixture
-def job(slurm: Cluster, tmp_path: Path) -> Job:
-    """A job of two nodes that trains; its script says the status of the step."""
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
+def start(slurm: Cluster, folder: Path, header: str = "") -> Job:
+    """Return a job of two nodes that trains; its script says the status of the step."""
+    (folder / "train.py").write_text(TRAIN)
+    script = folder / "job.sh"
     script.write_text(
-        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n"
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n{header}"
         "srun --kill-on-bad-exit=0 elasticrun train.py\necho status $?\n"
     )
     started = slurm.submit(script)
     started.says("trains", times=2)
     return started
+
+
+@pytest.fixture
+def job(slurm: Cluster, tmp_path: Path) -> Job:
+    return start(slurm, tmp_path)
 
 
 def steps_of_saves(said: str) -> set[str]:
@@ -59,3 +63,21 @@ def test_a_job_that_its_owner_cancels_is_no_preemption(job: Job) -> None:
     assert "CANCELLED" == job.ends()
     assert 1 == len(steps_of_saves(job.said))
     assert "exit code 75" not in job.said and "Exited with exit code 1" in job.said, job.said
+
+
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
+def test_a_signal_before_the_end_is_a_preemption(job: Job, name: str) -> None:
+    """As ``sbatch --signal=USR1@90`` sends it, to every process of the step."""
+    job.cancel(f"--signal={name}")
+    job.ends()
+
+    assert 1 == len(steps_of_saves(job.said))
+    assert "status 75" in job.said
+
+
+def test_the_end_of_the_time_is_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
+    job = start(slurm, tmp_path, "#SBATCH --time=1\n")
+    job.ends(limit=120.0)
+
+    assert 1 == len(steps_of_saves(job.said))
+    assert "status 75" in job.said and "the job's time ends at" in job.said

@@ -164,6 +164,9 @@ EXAMPLES = {
     "rdzv_endpoint": "localhost:0",
     "engine": "none",
     "preempt_exit": "3",
+    "preempt_signal": "USR1",
+    "preempt_notice": "/run/notice",
+    "end_time": "99999999999.0",
     "rdzv_conf": "join_timeout=3",
     "wait_for": "max",
     "node_rank": "0",
@@ -511,6 +514,9 @@ DEFAULTS = {
     "--preload": "auto",
     "--engine": "auto",
     "--preempt-exit": "75",
+    "--preempt-signal": "in a Slurm step SIGTERM,SIGUSR1,SIGUSR2; in a pod SIGTERM; else none",
+    "--preempt-notice": "none",
+    "--end-time": "that of the Slurm job",
 }
 
 

@@ -33,6 +33,8 @@ _SPARED_AT = _ROWS_AT - 16
 """Place of a number that is 1 if they have the time until their deadline even then."""
 _COUNT = struct.Struct("@q")
 _NONE, _PROPOSED, _CONFIRMED = 0, 1, 2
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers announce the end of a job."""
 _TICK = 0.001
 """Seconds between two looks of a rank that waits for the confirmation."""
 
@@ -126,7 +128,7 @@ class _Listener:
 
     def called(self) -> Stop | None:
         self._calls = calls = self._calls + 1
-        if calls == 1 and _leave_sigterm_to_launcher():
+        if calls == 1 and _leave_signals_to_launcher():
             _COUNT.pack_into(self._memory, self._row + 2 * _COUNT.size, 1)
         _COUNT.pack_into(self._memory, self._row, calls)
         if self._memory[self._start] == _NONE:
@@ -173,19 +175,29 @@ def attach(memory: memoryview, start: int, local_rank: int) -> None:
     os.register_at_fork(after_in_child=_detach)
 
 
-def _leave_sigterm_to_launcher() -> bool:
+def _leave_signals_to_launcher() -> bool:
     """
-    Ignore SIGTERM until the launcher sends it, unless the program has a handler of its own.
+    Ignore the signals of schedulers, and SIGTERM until the launcher sends it, unless the program handles them.
 
-    Return True if it is ignored.
+    Return True if SIGTERM is ignored.
 
-    Slurm sends it to every process of a step at once, which would end this worker before its next step.
+    Slurm sends a signal to every process of a step at once, which would end this worker before its next step.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    is_ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    for signum in _NOTICES:
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            # Not SIG_IGN, which the programs that this one starts would inherit.
+            signal.signal(signum, _ignore)
+
+    is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours:
         signal.signal(signal.SIGTERM, _handle_sigterm)
     return is_ours
+
+
+def _ignore(signum: int, _: object) -> None:
+    """Do nothing: the launcher gets the signal as well, and asks this worker to stop."""
 
 
 def _handle_sigterm(signum: int, _: object) -> None:

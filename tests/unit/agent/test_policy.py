@@ -16,6 +16,7 @@ from elasticlib.agent._policy import (
     Agree,
     AskForRanks,
     AskWorkers,
+    AwaitReturn,
     Event,
     Finish,
     LeaveJob,
@@ -356,6 +357,51 @@ STOPS: dict[str, tuple[Any, ...]] = {
     ),
 }
 """The same for workers whose program asks whether it should stop."""
+
+
+USR1 = int(signal.SIGUSR1)
+NOTICE = StopRequested(USR1, is_notice=True, is_handled=True, worker_signum=TERM)
+NOTICED: tuple[Event, ...] = (*RUNNING, NOTICE)
+ENDING = StopRequested(TERM, is_notice=True)
+STOPS |= {
+    "workers that handle a notice go on": (NOTICED, Phase.RUNNING, AwaitReturn(NOTICE)),
+    "once they have returned, the node leaves, preempted, too": (
+        (*NOTICED, RETURNED),
+        Phase.DONE,
+        LeaveJob("signal 10", 0),
+        ReportStopped(0),
+        Finish(False, "signal 10", NOTICE, saved=True),
+    ),
+    "the end of the round waits for them": ((*NOTICED, AGAIN), Phase.RUNNING),
+    "until their time is over": ((*NOTICED, AGAIN, StopDue(5.0)), Phase.STOPPING, StopWorkers(AGAIN.why, grace=5.0)),
+    "after that a notice has no meaning": ((*NOTICED, StopDue(5.0), AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
+    "a failure of one that handles it is a failure": (
+        (*NOTICED, WorkersFailed("rank 1 failed")),
+        Phase.STOPPING,
+        ReportFailed(0),
+        StopWorkers("rank 1 failed"),
+    ),
+    "a signal after the notice stops them": (
+        (*NOTICED, SIGNAL),
+        Phase.STOPPING,
+        LeaveJob("signal 15", 0),
+        StopWorkers("signal 15", TERM),
+    ),
+    "a notice that no worker has is late": ((*RUNNING, WorkersSucceeded(), NOTICE), Phase.WAITING),
+    "a notice that workers ask for ends them by SIGTERM": (
+        (*RUNNING, StopRequested(USR1, is_notice=True, is_heard=True, worker_signum=TERM), StopDue(5.0)),
+        Phase.STOPPING,
+        LeaveJob("signal 10", 0),
+        StopWorkers("signal 10", TERM, 5.0),
+    ),
+    "workers that end well by their own handler have saved": (
+        (*RUNNING, ENDING, WorkersGone(saved=True)),
+        Phase.DONE,
+        ReportStopped(0),
+        Finish(False, "signal 15", ENDING, saved=True),
+    ),
+}
+"""The same for announcements of the node's end."""
 
 
 @pytest.mark.parametrize("rule", STOPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from attrs import evolve
 
 from elasticlib import LaunchConfig
-from elasticlib.engines import EngineContext, Filling, engine_context, filling, with_all_nodes
+from elasticlib.engines import EngineContext, Filling, ending, engine_context, filling, with_all_nodes
+from elasticlib.engines._slurm_queries import kill_wait_of
 from elasticlib.errors import ConfigError, SpecError
 from tests.unit.engines import recorded
 
@@ -151,6 +153,86 @@ def test_several_tasks_on_a_node_may_have_all_options() -> None:
     given = {"nnodes": (8, 8), "rdzv_backend": "c10d", "rdzv_endpoint": "n1:29400", "rdzv_id": "x"}
 
     assert {} == filled(context(recorded.TWO_TASKS), **given).values
+
+
+# The end of a node.
+
+SIGNALS = "SIGTERM,SIGUSR1,SIGUSR2"
+ENDS: dict[str, Any] = {"preempt_signal": None, "end_time": None, "shutdown_timeout": None}
+
+
+def ended(
+    environ: Mapping[str, str] = recorded.STEP, kill_wait: float | None = None, rank: int = 0, **given: Any
+) -> Filling:
+    its = context(environ, node_rank=rank)
+    return ending(its, DEFAULTS | ENDS | given, given, environ, lambda: kill_wait)
+
+
+@pytest.mark.parametrize(
+    ("environ", "kill_wait", "given", "values"),
+    [
+        (recorded.STEP, None, {}, {"preempt_signal": SIGNALS, "end_time": math.inf, "shutdown_timeout": 25.0}),
+        (recorded.ONE_NODE, None, {}, {"preempt_signal": SIGNALS, "end_time": math.inf, "shutdown_timeout": 25.0}),
+        (recorded.STEP, 90.0, {}, {"preempt_signal": SIGNALS, "end_time": math.inf, "shutdown_timeout": 85.0}),
+        (recorded.STEP, 3.0, {}, {"preempt_signal": SIGNALS, "end_time": math.inf, "shutdown_timeout": 0.0}),
+        (recorded.STEP, None, {"preempt_signal": "USR1"}, {"end_time": math.inf, "shutdown_timeout": 25.0}),
+        (recorded.STEP, None, {"shutdown_timeout": 10}, {"preempt_signal": SIGNALS, "end_time": math.inf}),
+        (
+            {**recorded.STEP, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"},
+            None,
+            {},
+            {"preempt_signal": SIGNALS, "end_time": math.inf},
+        ),
+        (
+            {**recorded.STEP, "SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"},
+            None,
+            {},
+            {"preempt_signal": SIGNALS, "shutdown_timeout": 25.0, "end_time": NOW + 60},
+        ),
+        (
+            {**recorded.STEP, "SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"},
+            None,
+            {"end_time": NOW + 30},
+            {"preempt_signal": SIGNALS, "shutdown_timeout": 25.0},
+        ),
+        (recorded.TRAINJOB, 90.0, {}, {"preempt_signal": "SIGTERM", "shutdown_timeout": 25.0}),
+        ({"JOB_COMPLETION_INDEX": "3"}, None, {}, {"preempt_signal": "SIGTERM", "shutdown_timeout": 25.0}),
+    ],
+)
+def test_the_engine_says_how_a_node_ends(
+    environ: dict[str, str], kill_wait: float | None, given: dict[str, Any], values: dict[str, Any]
+) -> None:
+    found = ended(environ, kill_wait, **given)
+
+    assert values == found.values and () == found.warnings
+
+
+@pytest.mark.parametrize(("given", "rank", "warns"), [(25, 0, False), (26, 0, True), (60, 1, False)])
+def test_a_stop_longer_than_the_engine_waits_is_a_warning(given: int, rank: int, warns: bool) -> None:
+    warnings = ended(rank=rank, shutdown_timeout=given).warnings
+
+    assert warns == bool(warnings)
+    assert not warns or ("shutdown_timeout=26" in warnings[0] and "30 s" in warnings[0] and "25" in warnings[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ("ClusterName=x\nKillWait=45\n", 45.0),
+        ("killwait = 10 # short\n", 10.0),
+        ("#KillWait=45\n", None),
+        ("", None),
+        ("KillWait=soon", None),
+    ],
+)
+def test_slurms_settings_have_the_time_from_sigterm_to_sigkill(settings: str, seconds: float | None) -> None:
+    assert seconds == kill_wait_of(settings)
+
+
+def test_a_configuration_gets_the_end_of_its_node() -> None:
+    config = with_all_nodes(LaunchConfig(min_nodes="all"), recorded.STEP, now=NOW, kill_wait=lambda: 60.0)[0]
+
+    assert (SIGNALS, 55.0) == (config.preempt_signal, config.shutdown_timeout)
 
 
 # `LaunchConfig(min_nodes="all")`.

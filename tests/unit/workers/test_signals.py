@@ -24,6 +24,7 @@ from elasticlib.workers._signals import (
     Raising,
     Signals,
     StacksRequest,
+    end_signals,
     interruption,
     parse_signals,
 )
@@ -464,3 +465,33 @@ def test_of_what_was_ignored_only_a_hangup_stays_so(signum: signal.Signals, hand
         signal.signal(signum, former)
 
     assert ([signum] if handled else [], True) == (collected.came, ignored_again)
+
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, *NOTICES)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("", set()),
+        ("SIGTERM", {signal.SIGTERM}),
+        (" USR1, SIGTERM ,", {signal.SIGUSR1, signal.SIGTERM}),
+    ],
+)
+def test_signals_that_announce_an_end(names: str, found: set[signal.Signals]) -> None:
+    assert found == end_signals(names, HANDLED)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("SIGNONE", "is not a signal"),
+        ("10", "is not a signal"),
+        ("INT", "on a person's request"),
+        ("SIGKILL", "is not handled"),
+        ("SIGWINCH", "is not handled"),
+    ],
+)
+def test_other_signals_announce_no_end(name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"preempt_signal.*{name}.*{why}.*SIGTERM, SIGUSR1, SIGUSR2"):
+        end_signals(name, HANDLED)

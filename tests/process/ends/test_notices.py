@@ -1,0 +1,158 @@
+"""Announcements of a node's end: a signal, a file, a function, the end of the scheduler's time."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib import LaunchConfig, PreemptedError, elastic_launch
+from tests.process.launches import Program, environment
+from tests.process.scripts.steps import train
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+ASKS, HANDLES = str(SCRIPTS / "steps.py"), str(SCRIPTS / "noticed.py")
+
+
+class Commands:
+    """``elasticrun`` with two workers, as often as a test wants."""
+
+    def __init__(self) -> None:
+        self.started: list[Program] = []
+
+    def __call__(self, script: str, *options: str, **variables: str) -> Program:
+        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, script)
+        program = Program(*line, env=environment(**variables), start_new_session=True)
+        self.started.append(program)
+        return program
+
+
+@pytest.fixture
+def command() -> Iterator[Commands]:
+    found = Commands()
+    yield found
+    for each in found.started:
+        each.close()
+
+
+def steps(said: str) -> set[str]:
+    """The steps at which the two ranks stopped."""
+    found = dict(re.findall(r"rank (\d+) stops at (\d+)", said))
+    assert {"0", "1"} == found.keys(), said
+    return set(found.values())
+
+
+def test_a_signal_that_announces_the_end_stops_workers_that_ask(command: Commands) -> None:
+    program = command(ASKS, "--preempt-signal", "USR1")
+    program.says("works", 2)
+
+    program.popen.send_signal(signal.SIGUSR1)
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+    assert "got SIGUSR1: its workers were asked to stop, and have returned" in said
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_workers_that_handle_it_and_end_well_were_preempted(command: Commands, name: str) -> None:
+    program = command(HANDLES, "--preempt-signal", name, HANDLES=name)
+    program.says("works", 2)
+
+    program.popen.send_signal(signal.Signals[name])
+    status, said = program.ends()
+
+    assert 75 == status and 2 == said.count("saved by"), said
+
+
+@pytest.mark.parametrize(("name", "expected"), [("SIGUSR1", 0), ("SIGTERM", 1)])
+def test_a_signal_that_announces_nothing_is_as_before(command: Commands, name: str, expected: int) -> None:
+    program = command(HANDLES, HANDLES=name)
+    program.says("works", 2)
+
+    program.popen.send_signal(signal.Signals[name])
+    status, said = program.ends()
+
+    assert expected == status and 2 == said.count("saved by"), said
+
+
+def test_a_program_that_uses_the_signal_otherwise_succeeds(command: Commands) -> None:
+    program = command(
+        HANDLES, "--preempt-signal", "USR1", "--shutdown-timeout", "1", HANDLES="SIGUSR1", GOES_ON="1", LAST="300"
+    )
+    program.says("works", 2)
+
+    program.popen.send_signal(signal.SIGUSR1)
+    status, said = program.ends()
+
+    assert 0 == status and 2 == said.count("done by"), said
+
+
+def test_a_file_announces_the_end_with_its_reason(command: Commands, tmp_path: Path) -> None:
+    program = command(ASKS, "--preempt-notice", str(tmp_path / "notice"))
+    program.says("works", 2)
+
+    (tmp_path / "notice").write_text("the machine is reclaimed")
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+    assert "the machine is reclaimed (0, 1)" in said
+    assert "the machine is reclaimed: its workers were asked to stop, and have returned" in said
+
+
+def test_a_file_stops_workers_that_do_not_ask(command: Commands, tmp_path: Path) -> None:
+    program = command(HANDLES, "--preempt-notice", str(tmp_path / "notice"))
+    program.says("works", 2)
+
+    (tmp_path / "notice").write_text("the machine is reclaimed")
+    status, said = program.ends()
+
+    assert 1 == status and "the machine is reclaimed" in said, said
+
+
+def test_a_function_announces_the_end_to_a_program() -> None:
+    answers = iter([None] * 2 + ["the machine is reclaimed"] * 100)
+    config = LaunchConfig(nproc_per_node=2, preload=(), preempt_notice=lambda: next(answers))
+
+    with pytest.raises(PreemptedError, match="the machine is reclaimed") as caught:
+        elastic_launch(config, train)()
+
+    assert {0, 1} == caught.value.results.keys() and 1 == len(set(caught.value.results.values()))
+
+
+def test_workers_that_ask_are_stopped_before_the_end_of_the_time(command: Commands) -> None:
+    program = command(ASKS, "--end-time", f"{time.time() + 8:.0f}", "--shutdown-timeout", "5")
+
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+    assert "the job's time ends at" in said
+
+
+def test_the_end_of_the_time_stops_no_others(command: Commands) -> None:
+    program = command(HANDLES, "--end-time", f"{time.time() + 6:.0f}", "--shutdown-timeout", "5", LAST="400")
+
+    status, said = program.ends()
+
+    assert 0 == status and 2 == said.count("done by"), said
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--preempt-signal", "SIGWINCH"), ("--preempt-signal='SIGWINCH'", "SIGTERM")),
+        (("--end-time", "1000"), ("--end-time=1000", "before the present time")),
+        (("--preempt-notice", "/"), ("--preempt-notice='/'", "exists already")),
+    ],
+)
+def test_notices_that_cannot_be_are_refused(
+    command: Commands, options: tuple[str, str], parts: tuple[str, ...]
+) -> None:
+    status, said = command(ASKS, *options).ends()
+
+    assert 2 == status and all(part in said for part in parts), said
