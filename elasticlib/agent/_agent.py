@@ -210,6 +210,9 @@ class SimpleElasticAgent(ElasticAgent):
     def _agree(self) -> None:
         """Let the workers return in the proposed call."""
 
+    def _spare_savers(self) -> None:
+        """Let workers that save because they were asked to stop ignore SIGTERM, until SIGKILL."""
+
     def _stop_timeout(self) -> float | None:
         """Return the seconds until the course of a common stop must be looked at; None without one."""
         return None
@@ -251,6 +254,8 @@ class SimpleElasticAgent(ElasticAgent):
                 self._telemetry.result = result = self._run()
                 return result
             except BaseException as error:
+                if self._state.agreed:
+                    self._spare_savers()
                 left = self._bow_out(error)
                 raise
             finally:
@@ -457,7 +462,9 @@ class SimpleElasticAgent(ElasticAgent):
                 _policy.WantStop() | _policy.AwaitReturn() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree()
             ):
                 self._perform_common_stop(action)
-            case _policy.StopWorkers(why, signum, grace):
+            case _policy.StopWorkers(why, signum, grace, spares):
+                if spares:
+                    self._spare_savers()
                 self._stop(why, signum, grace)
                 # A loss of contact since then explains why workers were killed: handle it first.
                 # The error is raised again at the next wait.

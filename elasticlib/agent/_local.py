@@ -339,6 +339,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._asked is not None:
             self._asked.agree()
 
+    def _spare_savers(self) -> None:
+        if (board := self._processes.stop_board) is not None:
+            board.spare()
+
     def _stop_due(self) -> StopDue | None:
         asked = self._asked
         if asked is None or not asked.falls_due(monotonic()):

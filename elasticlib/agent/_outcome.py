@@ -88,22 +88,24 @@ def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> 
     *results* is {global rank: return value}.
     """
     if end.stop is not None:
-        is_by_program = bool(end.stop.reason) and not end.stop.is_notice
-        is_preempted = end.saved and end.stop.signum != signal.SIGINT and not is_by_program
+        is_preempted = end.saved and _is_preemption(end.stop)
         return _preempted(end.stop, results) if is_preempted else _error_of_stop(end.stop)
     if end.succeeded or end.final is None:
         return None
-    if end.final.succeeded:
-        return RendezvousGracefulExitError(end.why)
-    return _error_of_final(end.final)
+    return _error_of_job(end, end.final, results)
+
+
+def _is_preemption(stop: StopRequested) -> bool:
+    """Return True unless a person or the program ended the job."""
+    is_by_program = bool(stop.reason) and not stop.is_notice
+    return stop.signum != signal.SIGINT and not is_by_program
 
 
 def _error_of_stop(stop: StopRequested) -> ElasticError:
     received = signal.Signals(stop.signum)
     kind = LaunchInterrupted if received == signal.SIGINT else SignalException
-    if stop.reason:
-        return kind(stop.reason, received)
-    return kind(f"process {os.getpid()} got {received.name}: its workers were stopped", received)
+    why = stop.reason or f"process {os.getpid()} got {received.name}: its workers were stopped"
+    return kind(why, received)
 
 
 def _preempted(stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
@@ -112,12 +114,30 @@ def _preempted(stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
     return PreemptedError(f"{cause}: its workers were asked to stop, and have returned", received, dict(results))
 
 
-def _error_of_final(final: Final) -> ElasticError | None:
-    # Failed workers are a result, not an error of the run.
-    if final.root is not None or final.kind == "failed":
+def _preempted_elsewhere(why: str, results: Mapping[int, Any]) -> ElasticError:
+    """Return the error of a node whose job ends with another node, which had to end: all work is saved here."""
+    said = f"{why}: the workers of process {os.getpid()} were asked to stop, and have returned"
+    return PreemptedError(said, signal.SIGTERM, dict(results))
+
+
+def _error_of_job(end: Finish, final: Final, results: Mapping[int, Any]) -> ElasticError | None:
+    if final.succeeded:
+        return RendezvousGracefulExitError(end.why)
+    has_failures = final.root is not None or final.kind == "failed"
+    if has_failures:
+        # They are a result, not an error of the run.
         return None
-    if final.kind == "timeout":
-        return RendezvousTimeoutError(final.why)
+    if end.saved:
+        return _preempted_elsewhere(end.why, results)
+    return _error_of_final(final)
+
+
+_KINDS = {"timeout": RendezvousTimeoutError}
+"""By kind of a job's end, its error; that of all others is `RendezvousClosedError`."""
+
+
+def _error_of_final(final: Final) -> ElasticError:
+    why = final.why
     if final.kind == "refused":
-        return RendezvousClosedError(f"this node cannot join the job: {final.why}")
-    return RendezvousClosedError(final.why)
+        why = f"this node cannot join the job: {why}"
+    return _KINDS.get(final.kind, RendezvousClosedError)(why)

@@ -220,6 +220,8 @@ class StopWorkers:
     """Signal to pass on; None: SIGTERM."""
     grace: float | None = None
     """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
+    spares: bool = False
+    """True if workers that save may ignore the signal until SIGKILL."""
 
 
 @frozen
@@ -479,7 +481,9 @@ def _is_open(state: AgentState) -> bool:
 def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
     # Others may get the ranks of this node, so its workers must stop.
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING, lost=True), (StopWorkers(loss.why, grace=loss.grace),)
+        return evolve(state, phase=Phase.STOPPING, lost=True), (
+            StopWorkers(loss.why, grace=loss.grace, spares=state.agreed),
+        )
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
 

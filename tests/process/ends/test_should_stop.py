@@ -239,6 +239,20 @@ def test_a_drained_node_leaves_and_the_others_go_on(commands: list[Command]) -> 
     assert "round 0 ended: node" in more
 
 
+def test_all_nodes_are_preempted_with_the_host_of_the_store(commands: list[Command]) -> None:
+    port = free_port()
+    host, other = sorted(
+        nodes(commands, 2, port, "--nnodes", "1:2"), key=lambda node: hosts_store(node, port), reverse=True
+    )
+
+    host.send(signal.SIGTERM)
+    ends = [host.ends(), other.ends()]
+    found = {rank: step for _, said in ends for rank, step in stops(said).items()}
+
+    assert [75, 75] == [status for status, _ in ends], ends
+    assert 4 == len(found) and 1 == len(set(found.values())), ends
+
+
 def hosts_store(node: Command, port: int) -> bool:
     """Whether the node's own process for the rendezvous listens at the endpoint."""
     pid = node.program.rendezvous_process()

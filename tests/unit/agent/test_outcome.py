@@ -8,8 +8,9 @@ import time
 import pytest
 
 from elasticlib.agent._outcome import agreed, error_of, notes
-from elasticlib.agent._policy import Finish
+from elasticlib.agent._policy import Finish, StopRequested
 from elasticlib.errors import (
+    PreemptedError,
     ProcessFailure,
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -97,6 +98,31 @@ def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expecte
 @pytest.mark.parametrize("final", [None, Final(True, "all succeeded"), Final(False, "why", THERE, NOTE)])
 def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Final | None) -> None:
     assert error_of(Finish(final is not None and final.succeeded, "why", final=final)) is None
+
+
+@pytest.mark.parametrize(
+    ("final", "is_preempted"),
+    [
+        (Final(False, "node a, which hosts the job's store, left: signal 15", kind="closed"), True),
+        (Final(False, "too few nodes", kind="timeout"), True),
+        (Final(False, "why", kind="failed"), False),
+        (Final(False, "why", THERE, NOTE), False),
+    ],
+)
+def test_saved_work_of_a_job_that_another_node_ends_is_preempted(final: Final, is_preempted: bool) -> None:
+    error = error_of(Finish(False, "why", final=final, saved=True), {3: "result"})
+
+    assert is_preempted == isinstance(error, PreemptedError)
+    assert not isinstance(error, PreemptedError) or {3: "result"} == error.results
+
+
+def test_a_notice_preempts_and_a_stop_by_the_program_does_not() -> None:
+    reason = "the machine is reclaimed"
+    notice = error_of(Finish(False, reason, StopRequested(15, reason, is_notice=True), saved=True))
+    program = error_of(Finish(False, reason, StopRequested(15, reason), saved=True))
+
+    assert isinstance(notice, PreemptedError) and reason in str(notice)
+    assert not isinstance(program, PreemptedError)
 
 
 def test_success_of_others_that_voids_own_results_is_a_bare_error() -> None:

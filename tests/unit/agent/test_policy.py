@@ -359,6 +359,13 @@ STOPS: dict[str, tuple[Any, ...]] = {
 """The same for workers whose program asks whether it should stop."""
 
 
+STOPS |= {
+    "workers that save keep on when contact is lost, as long as their ranks are their own": (
+        (*LEAVING, LOST),
+        Phase.STOPPING,
+        StopWorkers(LOST.why, grace=LOST.grace, spares=True),
+    ),
+}
 USR1 = int(signal.SIGUSR1)
 NOTICE = StopRequested(USR1, is_notice=True, is_handled=True, worker_signum=TERM)
 NOTICED: tuple[Event, ...] = (*RUNNING, NOTICE)
