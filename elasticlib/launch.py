@@ -35,6 +35,7 @@ from elasticlib.job import (
     Results,
     announce_log_folder,
     combined_error,
+    controlled,
     end_watch,
     own_logs,
     remove_logs,
@@ -71,6 +72,7 @@ _log = logging.getLogger("elasticlib")
 
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_SHUTDOWN_TIMEOUT = 30
+_NOTHING = contextlib.nullcontext()
 
 
 class elastic_launch:  # noqa: N801 - torch's name
@@ -180,10 +182,11 @@ class CheckedLaunch:
             self._follows_callers = follows_callers
             self._choose_output(is_started)
             self._metric_handler = _check(config, self._logs)
+            self._is_pool = bool(title)
             self.title = title or title_of(entrypoint, args)
             if self.console is not None:
                 self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
-                self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
+                self.console.watch(self.title, shown_ranks(config), is_pool=self._is_pool, is_started=is_started)
                 until_end.callback(self.console.rest)
 
             self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
@@ -321,7 +324,8 @@ class CheckedLaunch:
                     self.console.files = partial(_place_of_output, weakref.ref(job), logs, shown_ranks(config))
                 # From now on the agent stops the health check, when its run ends.
                 until_run.pop_all()
-                with end_watch(self._end_sources, job.inbox):
+                control = controlled(self._choice.run_id, self.title, job.inbox)
+                with end_watch(self._end_sources, job.inbox), _NOTHING if self._is_pool else control:
                     result = _run(agent)
 
             if result.is_failed():

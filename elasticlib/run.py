@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of
+from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of, subcommand
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -222,7 +222,11 @@ def main(args: Sequence[str] | None = None) -> None:
     With *args* it raises what `elastic_launch` raises, and SystemExit only as argparse does.
     (torch: ``torch.distributed.run.main``)
     """
-    carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
+    command = subcommand(sys.argv[1:] if args is None else args)
+    if command is not None:
+        carry_out(command, whole_program=args is None)
+    else:
+        carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
 
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:

@@ -33,6 +33,7 @@ from elasticlib.rendezvous import Membership, Rendezvous, Word
 from elasticlib.rendezvous.handlers import CoordinatedHandler, first_reachable
 from elasticlib.rendezvous.protocol import (
     CallsCounted,
+    Close,
     ContactLost,
     Failed,
     Final,
@@ -394,8 +395,16 @@ class SimpleElasticAgent(ElasticAgent):
         has_listened = is_heard or self._state.saved
         if request.needs_listener and not has_listened:
             return []
-        why, grace, is_notice = request.why, request.grace, request.is_notice
-        return [_policy.StopRequested(signal.SIGTERM, why, grace, is_heard=is_heard, is_notice=is_notice)]
+        return [
+            _policy.StopRequested(
+                signal.SIGTERM,
+                request.why,
+                request.grace,
+                is_heard=is_heard,
+                is_notice=request.is_notice,
+                ends_job=request.ends_job,
+            )
+        ]
 
     def _take_notice(self, signum: signal.Signals) -> list[_policy.StopRequested]:
         """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
@@ -481,8 +490,10 @@ class SimpleElasticAgent(ElasticAgent):
                 self._telemetry.stopped(failures)
             case _policy.ReportSucceeded(number):
                 member.post(Succeeded(member.node, number))
-            case _policy.LeaveJob(why, number):
+            case _policy.LeaveJob(why, number, ends_job):
                 with contextlib.suppress(RendezvousClosedError):
+                    if ends_job:
+                        member.post(Close(member.node, why, stops=True))
                     member.post(Leave(member.node, why, number))
             case _policy.Finish():
                 return self._finish(action)

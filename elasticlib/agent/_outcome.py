@@ -127,6 +127,8 @@ def _error_of_job(end: Finish, final: Final, results: Mapping[int, Any]) -> Elas
     if has_failures:
         # They are a result, not an error of the run.
         return None
+    if final.kind == "stopped":
+        return SignalException(end.why, signal.SIGTERM)
     if end.saved:
         return _preempted_elsewhere(end.why, results)
     return _error_of_final(final)

@@ -143,6 +143,8 @@ class StopRequested:
     """True if it announces the end of this node: workers that return with success have saved, and do not run on."""
     is_handled: bool = False
     """True if workers got the signal and handle it, so that nothing else must stop them yet."""
+    ends_job: bool = False
+    """True if the job must end on all nodes, and not only on this one."""
     worker_signum: int | None = None
     """Signal that ends the workers if they do not return; None: `signum`."""
 
@@ -252,6 +254,8 @@ class LeaveJob:
     why: str
     round: int | None = None
     """Round whose workers still run; `ReportStopped` follows for it."""
+    ends_job: bool = False
+    """True if the job must end on all nodes."""
 
 
 @frozen
@@ -382,7 +386,7 @@ def _failed(state: AgentState, failed: WorkersFailed) -> Step:
 
 def _leave_if_stopped(state: AgentState) -> tuple[Action, ...]:
     """Return the report that this node leaves, if it must end and waited for its workers to return."""
-    return () if state.stop is None else (LeaveJob(state.stop.why, state.round),)
+    return () if state.stop is None else (_leave(state.stop, state.round),)
 
 
 def _succeeded(state: AgentState, success: WorkersSucceeded) -> Step:
@@ -399,7 +403,7 @@ def _returned(state: AgentState) -> Step:
     """Go on after all workers have returned because they were asked to stop: their work is saved, but not done."""
     state = evolve(state, saved=True, stop=state.stop or state.noticed)
     if state.stop is not None:
-        return _done(state, LeaveJob(state.stop.why, state.round), ReportStopped(state.round))
+        return _done(state, _leave(state.stop, state.round), ReportStopped(state.round))
     if state.final is not None:
         return _done(state, ReportStopped(state.round))
     if _is_repeated(state):
@@ -444,7 +448,7 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
     if state.phase is not Phase.WAITING:
         return state, ()
     if state.stop is not None:
-        return _done(state, LeaveJob(state.stop.why), ReportStopped(state.round))
+        return _done(state, _leave(state.stop), ReportStopped(state.round))
     if end.restart:
         return evolve(state, phase=Phase.JOINING), (ReportStopped(state.round), AskForRanks())
 
@@ -488,7 +492,7 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
         return evolve(state, lost=True), ()
 
     if state.stop is not None:
-        return _done(state, LeaveJob(state.stop.why))
+        return _done(state, _leave(state.stop))
     state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
 
     # A coordinator that has counted this node as dead sends it nothing more, but answers a new
@@ -534,9 +538,9 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
 
     # The stop of the workers continues, and `_gone` then ends this node's run.
     if state.phase is Phase.STOPPING:
-        return state, (LeaveJob(stop.why, state.round),)
+        return state, (_leave(stop, state.round),)
 
-    return _done(state, LeaveJob(stop.why))
+    return _done(state, _leave(stop))
 
 
 def _noticed(state: AgentState, stop: StopRequested) -> Step:
@@ -552,12 +556,16 @@ def _signalled_again(state: AgentState, stop: StopRequested) -> Step:
     if not is_impatient:
         return state, ()
     if state.phase is Phase.WAITING:
-        return _done(state, LeaveJob(stop.why))
+        return _done(state, _leave(stop))
     return _stop_due(state, None)
 
 
+def _leave(stop: StopRequested, round: int | None = None) -> LeaveJob:
+    return LeaveJob(stop.why, round, stop.ends_job)
+
+
 def _stop_and_leave(state: AgentState, stop: StopRequested, grace: float | None) -> Step:
-    leave = LeaveJob(stop.why, state.round)
+    leave = _leave(stop, state.round)
     signum = stop.signum if stop.worker_signum is None else stop.worker_signum
     return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, signum, grace))
 
@@ -589,7 +597,7 @@ def _stop_due(state: AgentState, grace: float | None) -> Step:
     match state.phase:
         case Phase.WAITING if state.stop is not None:
             # Its workers have finished, and others go on: no scheduler waits for them.
-            return _done(state, LeaveJob(state.stop.why))
+            return _done(state, _leave(state.stop))
         case Phase.RUNNING if state.stop is not None:
             return _stop_and_leave(state, state.stop, grace)
         case Phase.RUNNING:

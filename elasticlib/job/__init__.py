@@ -15,6 +15,13 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
+    from elasticlib.job._control import (
+        RunningLaunch as RunningLaunch,
+        ask_to_stop as ask_to_stop,
+        controlled as controlled,
+        running_launches as running_launches,
+        wait_for_end as wait_for_end,
+    )
     from elasticlib.job._end_watch import (
         AnnouncedEnd as AnnouncedEnd,
         Source as Source,
@@ -43,6 +50,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
+        "elasticlib.job._control": "RunningLaunch ask_to_stop controlled running_launches wait_for_end",
         "elasticlib.job._end_watch": "AnnouncedEnd Source end_watch source_of",
         "elasticlib.job._job": "Job",
         "elasticlib.job._output": ("JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks"),

@@ -30,7 +30,7 @@ class Membership(Protocol):
     def join(self, slots: int, role: str) -> None:
         """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
 
-    def post(self, report: WorkerReport) -> None:
+    def post(self, report: WorkerReport | Close) -> None:
         """
         Report the state of the workers: `Failed` at once, `Stopped` when all are gone, or
         `Succeeded`.

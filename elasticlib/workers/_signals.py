@@ -192,6 +192,8 @@ class StopRequest:
     """Seconds until SIGKILL; None for the launch's own setting."""
     is_notice: bool = False
     """True if something announces the end of this node: workers that save and return were preempted."""
+    ends_job: bool = False
+    """True if the job must end on all nodes."""
     needs_listener: bool = False
     """True if it counts only for workers that call ``should_stop``."""
 

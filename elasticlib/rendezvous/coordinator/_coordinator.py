@@ -144,6 +144,8 @@ def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
         case messages.Acknowledgement():
             # The server takes note: it waits no more for this node.
             return state, ()
+        case messages.Close(stops=True):
+            return abandon(state, report.why, "stopped")
         case messages.Close():
             return abandon(state, f"node {report.node} closed the job: {report.why}")
         case messages.Leave():

@@ -9,6 +9,7 @@ from elasticlib import _lazy
 if typing.TYPE_CHECKING:
     from elasticlib.rendezvous.protocol._messages import (
         CallsCounted as CallsCounted,
+        Close as Close,
         ContactLost as ContactLost,
         Failed as Failed,
         FailureNote as FailureNote,
@@ -29,8 +30,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.rendezvous.protocol._messages": (
-            "CallsCounted ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd StopAgreed StopAsked "
-            "StopProposed StopWanted Stopped StoreGone Succeeded"
+            "CallsCounted Close ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd StopAgreed "
+            "StopAsked StopProposed StopWanted Stopped StoreGone Succeeded"
         ),
     },
 )

@@ -313,6 +313,7 @@ class Final:
     * ``closed``: the job had ended, or was ended from outside
     * ``refused``: this node may not take part
     * ``left``: this node asked to leave
+    * ``stopped``: a person stopped the job
     """
     round: int | None = None
     """The round that succeeded, whose results are the job's."""
@@ -331,6 +332,8 @@ class Close:
 
     node: Name
     why: str
+    stops: bool = False
+    """True if a person stops the job: `why` is the reason for all nodes."""
 
 
 @frozen

@@ -23,7 +23,7 @@ from elasticlib.processes import start_thread
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.node._session_events import CloseSession, Seek
-from elasticlib.rendezvous.protocol._messages import WorkerReport
+from elasticlib.rendezvous.protocol._messages import Close, WorkerReport
 from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked_handler
 from elasticlib.rendezvous.third_party._rounds import HandlerCalls, HandlerRounds, Order
 
@@ -84,10 +84,10 @@ class HandlerMember:
         """Ask for ranks in the next round. No worker of this node may run any more."""
         self._ask(Seek(slots, role))
 
-    def post(self, report: WorkerReport) -> None:
+    def post(self, report: WorkerReport | Close) -> None:
         """
         Report the state of the workers, or that this node leaves; then the job stays open for a
-        successor.
+        successor, unless `Close` came before.
         """
         self._ask(report)
 

@@ -27,6 +27,7 @@ from elasticlib.errors import RendezvousError, RendezvousTimeoutError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import (
+    Close,
     Failed,
     Final,
     Join,
@@ -52,7 +53,7 @@ _SHORTEST = 0.002
 
 _log = logging.getLogger("elasticlib")
 
-Order: TypeAlias = Seek | WorkerReport | CloseSession
+Order: TypeAlias = Seek | WorkerReport | Close | CloseSession
 
 
 class _Phase(enum.Enum):
@@ -102,6 +103,10 @@ class HandlerCalls:
     def is_closed(self) -> Any:
         """Return whether the job is closed for all."""
         return self.timed(self.handler.is_closed)
+
+    def close(self) -> None:
+        """Close the job for all nodes."""
+        self.timed(self.handler.set_closed)
 
     def timed(self, call: Callable[[], Any]) -> Any:
         """Make a call that must return soon."""
@@ -186,6 +191,8 @@ class HandlerRounds:
                 self._success_count = SuccessCount(self._assigned, number, self.clock() + self.barrier, self.barrier)
                 self._phase = _Phase.BARRIER
                 self._look()
+            case Close():
+                self.calls.close()
             case Leave(why=why):
                 self._depart(why)
                 self._finish(Final(False, why, kind="left"))

@@ -15,6 +15,7 @@ from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
+    SignalException,
     root_cause,
 )
 from elasticlib.rendezvous import FailureNote, Final
@@ -114,6 +115,15 @@ def test_saved_work_of_a_job_that_another_node_ends_is_preempted(final: Final, i
 
     assert is_preempted == isinstance(error, PreemptedError)
     assert not isinstance(error, PreemptedError) or {3: "result"} == error.results
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_job_that_a_person_stops_is_stopped_on_all_nodes(saved: bool) -> None:
+    error = error_of(
+        Finish(False, "stopped by hand", final=Final(False, "stopped by hand", kind="stopped"), saved=saved)
+    )
+
+    assert type(error) is SignalException and "stopped by hand" == str(error)
 
 
 def test_a_notice_preempts_and_a_stop_by_the_program_does_not() -> None:

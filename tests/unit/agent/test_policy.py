@@ -359,7 +359,14 @@ STOPS: dict[str, tuple[Any, ...]] = {
 """The same for workers whose program asks whether it should stop."""
 
 
+ENDS_JOB = StopRequested(TERM, "stopped by hand", ends_job=True)
 STOPS |= {
+    "a stop of the whole job says so": (
+        (*RUNNING, ENDS_JOB),
+        Phase.STOPPING,
+        LeaveJob("stopped by hand", 0, ends_job=True),
+        StopWorkers("stopped by hand", TERM),
+    ),
     "workers that save keep on when contact is lost, as long as their ranks are their own": (
         (*LEAVING, LOST),
         Phase.STOPPING,

@@ -91,7 +91,7 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
     StopWanted: st.builds(StopWanted, node, count, text, st.floats(0, 1e9)),
     CallsCounted: st.builds(CallsCounted, node, count, count, st.floats(0, 1e9), count),
     Acknowledgement: st.builds(Acknowledgement, node),
-    Close: st.builds(Close, node, text),
+    Close: st.builds(Close, node, text, st.booleans()),
 }
 BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     Envelope: st.builds(Envelope, st.integers(1, LARGEST), st.one_of(*REPORTS.values())),

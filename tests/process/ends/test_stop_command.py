@@ -1,0 +1,119 @@
+"""``elasticrun stop``: the job ends on all nodes, ranks that ask save, and the status says that a person stopped it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.launches import Program, environment, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+class Jobs:
+    """Jobs of ``elasticrun`` with two workers a node."""
+
+    def __init__(self) -> None:
+        self.started: list[Program] = []
+
+    def __call__(self, script: str, *options: str) -> Program:
+        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, str(SCRIPTS / script))
+        program = Program(*line, env=environment(), start_new_session=True)
+        self.started.append(program)
+        return program
+
+
+@pytest.fixture
+def start() -> Iterator[Jobs]:
+    found = Jobs()
+    yield found
+    for each in found.started:
+        each.close()
+
+
+def stop(*args: str) -> tuple[int, str]:
+    """The status of ``elasticrun stop``, and its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticlib.run", "stop", *args], capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_job_is_stopped_by_its_id(start: Jobs) -> None:
+    run_id = f"job-{uuid.uuid4()}"
+    job = start("noticed.py", "--rdzv-id", run_id)
+    job.says("works", 2)
+
+    status, said = stop(run_id)
+
+    assert 0 == status and "has stopped" in said, said
+    assert 1 == job.popen.wait(0.001 if job.popen.poll() is not None else 10)
+    assert f"job '{run_id}' was stopped by elasticrun stop" in job.ends()[1]
+
+
+def test_a_job_is_stopped_by_the_process_of_its_launcher(start: Jobs) -> None:
+    job = start("noticed.py")
+    job.says("works", 2)
+
+    status, said = stop(str(job.popen.pid), "--no-wait")
+
+    assert 0 == status and "is stopping" in said, said
+    assert 1 == job.ends()[0]
+
+
+def nodes(start: Jobs, script: str, run_id: str) -> tuple[Program, Program]:
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", run_id)
+    found = [start(script, "--nnodes", "2", *meeting) for _ in range(2)]
+    for each in found:
+        each.says("works", 2)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("script", ["noticed.py", "steps.py"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_all_nodes_of_the_job_end(start: Jobs, script: str, number: int) -> None:
+    run_id = f"job-{uuid.uuid4()}"
+    both = nodes(start, script, run_id)
+
+    status, said = stop(str(both[number].popen.pid))
+    ends = [each.ends() for each in both]
+
+    assert 0 == status, said
+    assert [1, 1] == [each for each, _ in ends], ends
+    assert all(f"job '{run_id}' was stopped by elasticrun stop" in each for _, each in ends), ends
+    saved = re.findall(r"stops at (\d+)", ends[0][1] + ends[1][1])
+    assert (script == "noticed.py") == (not saved) and len(set(saved)) <= 1, ends
+
+
+def test_one_node_alone_can_be_stopped(start: Jobs) -> None:
+    run_id = f"job-{uuid.uuid4()}"
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", run_id)
+    host = start("noticed.py", "--nnodes", "1:2", "--rdzv-conf", "is_host=true,last_call_timeout=1", *meeting)
+    host.says("works", 2)
+    other = start("noticed.py", "--nnodes", "1:2", "--rdzv-conf", "is_host=false,last_call_timeout=1", *meeting)
+    other.says("works", 2)
+
+    status, said = stop(str(other.popen.pid), "--node")
+
+    assert 0 == status, said
+    assert 1 == other.ends()[0]
+    host.says("works", 6)
+    host.popen.send_signal(signal.SIGINT)
+
+
+def test_a_job_that_does_not_run_is_an_error_that_names_those_that_do(start: Jobs) -> None:
+    job = start("noticed.py", "--rdzv-id", run_id := f"job-{uuid.uuid4()}")
+    job.says("works", 2)
+
+    status, said = stop("nothing")
+
+    assert 2 == status and "'nothing' does not run here" in said and f"{run_id} (noticed.py, process {job.popen.pid}" in said
