@@ -116,4 +116,8 @@ def test_a_job_that_does_not_run_is_an_error_that_names_those_that_do(start: Job
 
     status, said = stop("nothing")
 
-    assert 2 == status and "'nothing' does not run here" in said and f"{run_id} (noticed.py, process {job.popen.pid}" in said
+    assert (
+        2 == status
+        and "'nothing' does not run here" in said
+        and f"{run_id} (noticed.py, process {job.popen.pid}" in said
+    )
