@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 class ElasticError(Exception):
     """Base class of all exceptions that elasticlib raises on purpose."""
 
+    lost_hosts: tuple[str, ...] = ()
+    """Some of the hosts whose nodes a launch has lost, for a scheduler that can exclude hosts."""
+    _elastic_exit_status: int | None = None
+    """Exit status of the command, by its options; None: that of the class."""
+
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of its own traceback: only the user's frames."""
         return render_error(self)
@@ -451,6 +456,19 @@ class ChildFailedError(ElasticError):
         return self._format(
             {rank: _trace_of(failure) for rank, failure in self.failures.items()}, boarder_delim, section_delim
         )
+
+    @property
+    def may_pass(self) -> bool:
+        """
+        True if another try may succeed: a signal, a peer, a device or the system caused the root failure.
+
+        False if the program itself raised or ended with an exit status: a scheduler does not have to requeue the job.
+        """
+        _, failure = self.get_first_failure()
+        is_from_outside = failure.external or failure.secondary or bool(failure.process)
+        # After its exception a worker may be killed: others of the job are being stopped.
+        is_killed = failure.exitcode < 0 and not failure.exception_type
+        return not failure.fatal and (is_from_outside or is_killed)
 
     def console_text(self) -> str:
         """Return the text for the console of this program, without tracebacks that it already shows."""

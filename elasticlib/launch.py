@@ -26,7 +26,7 @@ from elasticlib._clock import wall_time
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import EndNotice, check_health_check_server
 from elasticlib.engines import end_of_job, is_cancelled, kill_wait, reachable, with_all_nodes
-from elasticlib.errors import ChildFailedError, ConfigError, PreemptedError, SignalException
+from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, PreemptedError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
     AnnouncedEnd,
@@ -332,7 +332,9 @@ class CheckedLaunch:
                 error = ChildFailedError(self.title, result.failures)
                 error._elastic_ranks = agent.get_worker_group().workers[0].world_size
                 cause = agent.original_exception(error.get_first_failure()[0])
-                raise combined_error(error, cause, config.raise_as) from cause
+                combined = combined_error(error, cause, config.raise_as)
+                combined.lost_hosts = agent.lost_hosts()
+                raise combined from cause
 
             succeeded = True
         except SignalException:
@@ -456,6 +458,8 @@ def _run(agent: LocalElasticAgent) -> RunResult:
         raise
     except BaseException as error:
         agent.conclude(error)
+        if isinstance(error, ElasticError):
+            error.lost_hosts = agent.lost_hosts()
         raise
     agent.conclude()
     return result

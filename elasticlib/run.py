@@ -17,13 +17,23 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of, subcommand
+from elasticlib.cli import (
+    PROG,
+    ExitSettings,
+    Parser,
+    Request,
+    by_source,
+    exit_status,
+    read_nodes,
+    read_workers,
+    report_end,
+    request_of,
+    subcommand,
+)
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
     ElasticError,
-    PreemptedError,
-    RendezvousGracefulExitError,
     SignalException,
 )
 from elasticlib.spec import Entrypoint, LaunchConfig
@@ -60,8 +70,9 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
             elastic_launch(request.config, request.entrypoint)(*request.args)
     except ConfigError as e:
         raise by_source(e, request.given) from e
-    except PreemptedError as e:
-        e.exit_status = request.preempt_exit
+    except ElasticError as e:
+        e._elastic_exit_status = exit_status(e, request.exits)
+        report_end(e, request.exits, environ)
         raise
 
 
@@ -214,7 +225,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Without *args* it runs the program's own command line. It then ends by SystemExit, with the
     reason on stderr:
 
-    * 1 if workers failed, a signal stopped the job, or its nodes lost each other
+    * 1 if workers failed, a signal stopped the job, or its nodes lost each other (``--failure-exit`` for failures
+      of the program itself)
     * 75 if a signal stopped the job, and all workers returned after `should_stop` (``--preempt-exit``)
     * 2 if the call is wrong
     * 0 if the job succeeded without this node
@@ -271,15 +283,13 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
 
 
 def _leave_by(error: ElasticError) -> None:
+    status = error._elastic_exit_status
+    if status is None:
+        status = exit_status(error, ExitSettings())
     if isinstance(error, ChildFailedError):
-        _leave(1, error.console_text())
+        _leave(status, error.console_text())
     if isinstance(error, ConfigError):
-        _leave(2, f"{PROG}: error: {error}")
-    if isinstance(error, RendezvousGracefulExitError):
-        # The job succeeded, and a script returns no results that could be missing.
-        _leave(0, f"{PROG}: {error}")
-
-    status = error.exit_status if isinstance(error, PreemptedError) else 1
+        _leave(status, f"{PROG}: error: {error}")
     if isinstance(error, SignalException):
         # A second Ctrl-C must not interrupt the exit with a traceback.
         signal.signal(error.sigval, signal.SIG_IGN)

@@ -268,6 +268,11 @@ class SimpleElasticAgent(ElasticAgent):
 
     # Events.
 
+    def lost_hosts(self) -> tuple[str, ...]:
+        """Return hosts whose nodes the job has lost, after `run`; some of them if there are many."""
+        final = self._state.final
+        return () if final is None else final.lost_hosts
+
     def record_duration(self, state: str) -> AbstractContextManager[None]:
         """Time the block; an event *state* then has its ``duration_ms``, however the block ends."""
         return self._telemetry.timed(state)

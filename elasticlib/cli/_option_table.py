@@ -191,6 +191,27 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             metavar="N",
         ),
         Option(
+            "--failure-exit",
+            "exit status if the program itself failed and no restart was left, so that another try would not help",
+            "1",
+            int,
+            metavar="N",
+        ),
+        Option(
+            "--termination-log",
+            "file for the root cause of an end without success, in one line",
+            None,
+            metavar="FILE",
+            unset="/dev/termination-log if it exists, as in a pod; else none",
+        ),
+        Option(
+            "--requeue",
+            "most times that the Slurm job is requeued after a time limit, a preemption notice or a lost node",
+            "0",
+            int,
+            metavar="N",
+        ),
+        Option(
             "--preempt-signal",
             "signals that announce the end of this node, such as USR1: workers that call elasticlib.should_stop() are "
             "asked to stop, and workers that handle the signal and end with 0 were preempted",

@@ -15,14 +15,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TextIO
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
+from elasticlib.cli._verdict import ExitSettings
 from elasticlib.engines import Filling, ending, engine_context, filling, is_shared_step, kill_wait, reachable
-from elasticlib.errors import PREEMPTED, ConfigError, SpecError
+from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
@@ -50,8 +51,8 @@ class Request:
     """{name of a value: option or variable that gave it}."""
     progress: bool = False
     """True if the terminal must show the ranks' progress."""
-    preempt_exit: int = PREEMPTED
-    """Exit status of a preempted job."""
+    exits: ExitSettings = Factory(ExitSettings)
+    """The options for the end of the command."""
     notice: str = ""
     """One line for the console: the options that an engine has filled in."""
 
@@ -86,14 +87,32 @@ def request_of(
         tuple(args.training_script_args),
         given,
         values["progress"],
-        _exit_status(values["preempt_exit"], given),
+        _exit_settings(values, given, environ),
         filled.notice,
     )
 
 
-def _exit_status(number: int, given: Mapping[str, str]) -> int:
+def _exit_settings(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> ExitSettings:
+    requeue = values["requeue"]
+    source = given.get("requeue", "--requeue")
+    if requeue < 0:
+        raise ConfigError(f"{source}: {requeue} must be a number of times, 0 or more")
+    context = engine_context(environ, values["engine"], now=wall_time())
+    is_in_step = context is not None and context.engine == "slurm"
+    if requeue and not is_in_step:
+        raise ConfigError(f"{source} {requeue}: this process is not in a step of Slurm; leave it out")
+    return ExitSettings(
+        _exit_status("preempt_exit", values, given),
+        _exit_status("failure_exit", values, given),
+        values["termination_log"],
+        requeue,
+    )
+
+
+def _exit_status(name: str, values: Mapping[str, Any], given: Mapping[str, str]) -> int:
+    number: int = values[name]
     if not 0 <= number <= 255:
-        source = given.get("preempt_exit", "--preempt-exit")
+        source = given.get(name, f"--{name.replace('_', '-')}")
         raise ConfigError(f"{source}: {number} must be an exit status, from 0 to 255")
     return number
 

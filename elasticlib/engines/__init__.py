@@ -34,6 +34,8 @@ if typing.TYPE_CHECKING:
         is_cancelled as is_cancelled,
         kill_wait as kill_wait,
         reachable as reachable,
+        requeue as requeue,
+        restarts_of as restarts_of,
     )
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -41,6 +43,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
-        "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable",
+        "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue restarts_of",
     },
 )

@@ -15,6 +15,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from elasticlib.engines._placement import number_in
+
 _LONGEST_ANSWER = 10.0
 """Seconds: Slurm's own MessageTimeout."""
 _SETTINGS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -47,8 +49,7 @@ def end_of_job(environ: Mapping[str, str]) -> float | None:
     """Return the Unix time at which Slurm now plans to end the job of this step; None without an answer."""
     if "SLURM_JOB_ID" not in environ:
         return None
-    at = _shown("job", environ["SLURM_JOB_ID"]).get("EndTime", "")
-    return float(at) if at.isdecimal() and at.isascii() else None
+    return number_in(_shown("job", environ["SLURM_JOB_ID"]), "EndTime")
 
 
 def kill_wait(environ: Mapping[str, str]) -> float | None:
@@ -77,11 +78,59 @@ def is_cancelled(environ: Mapping[str, str]) -> bool:
     return job.get("JobState") == "CANCELLED" or (job.get("JobState") == "COMPLETING" and not has_cause)
 
 
+def restarts_of(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has restarted this job."""
+    return number_in(environ, "SLURM_RESTART_COUNT") or 0
+
+
+def requeue(environ: Mapping[str, str]) -> str:
+    """
+    Requeue the Slurm job of this step, unless another node has done so.
+
+    Return the reason if the job is not requeued; empty if it is.
+    """
+    number, restarts = environ.get("SLURM_JOB_ID", ""), restarts_of(environ)
+    job = _shown("job", number)
+    if not job:
+        return "Slurm does not say whether the job was cancelled"
+    if job.get("JobState") == "CANCELLED":
+        return "it was cancelled"
+    if _is_requeued(job, restarts):
+        return ""
+
+    complaint = _complaint_about("requeue", number)
+    # Two nodes may ask at the same time, of which Slurm refuses the second.
+    is_done = not complaint or _is_requeued(_shown("job", number), restarts)
+    return "" if is_done else complaint
+
+
+def _is_requeued(job: Mapping[str, str], restarts: int) -> bool:
+    """Return True if *job*, which had *restarts*, has been requeued since."""
+    is_newer = (number_in(job, "Restarts") or 0) > restarts
+    return is_newer or job.get("JobState") in ("PENDING", "REQUEUED")
+
+
+def _complaint_about(*args: str) -> str:
+    """Call ``scontrol``, and return its complaint; empty if it has none."""
+    done = _scontrol(*args)
+    if done is None:
+        return "scontrol does not answer"
+    if done.returncode == 0:
+        return ""
+    return done.stderr.strip() or f"scontrol {' '.join(args)} ended with {done.returncode}"
+
+
 def _shown(kind: str, name: str) -> dict[str, str]:
     """Return what Slurm says of the node or job *name*; empty if it says nothing."""
+    shown = _scontrol("--oneliner", "show", kind, name)
+    return {} if shown is None else dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown.stdout))
+
+
+def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:
+    """Return the end of a call of ``scontrol``; None if it cannot be called, or does not answer."""
     try:
-        shown = subprocess.run(
-            ["scontrol", "--oneliner", "show", kind, name],
+        return subprocess.run(
+            ["scontrol", *args],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -91,5 +140,4 @@ def _shown(kind: str, name: str) -> dict[str, str]:
             timeout=_LONGEST_ANSWER,
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return {}
-    return dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown.stdout))
+        return None

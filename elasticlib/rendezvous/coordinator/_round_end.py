@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._commands import final_for
+from elasticlib.rendezvous.coordinator._rank_order import natural_key
 from elasticlib.rendezvous.coordinator._state import MOST_NAMES, JobState, Outcome, Round, Send, host_of
 from elasticlib.rendezvous.protocol._messages import Final, RoundEnd
 from elasticlib.rendezvous.protocol._shortening import line
@@ -80,7 +81,7 @@ def _why_no_restart(state: JobState, *, fatal: bool) -> str:
 
 def finish(state: JobState, final: Final) -> Outcome:
     """End the job: send *final* to every node that is still there."""
-    final = evolve(final, why=line(final.why))
+    final = evolve(final, why=line(final.why), lost_hosts=() if final.succeeded else _lost_hosts(state))
     audience = dict(state.waiting)
     if state.round is not None:
         for entry in state.round.members():
@@ -88,6 +89,13 @@ def finish(state: JobState, final: Final) -> Outcome:
             audience.setdefault(entry.node, entry)
     actions = tuple(Send(entry.mailbox, entry.node, final_for(entry, final)) for entry in audience.values())
     return evolve(state, final=final), actions
+
+
+def _lost_hosts(state: JobState) -> tuple[str, ...]:
+    lost = set(state.losses)
+    if state.round is not None:
+        lost.update(map(host_of, state.round.lost))
+    return tuple(sorted(lost, key=natural_key)[:MOST_NAMES])
 
 
 def lose(state: JobState, current: Round, lost: Mapping[str, str]) -> tuple[JobState, RoundEnd]:

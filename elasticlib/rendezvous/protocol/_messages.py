@@ -317,6 +317,8 @@ class Final:
     """
     round: int | None = None
     """The round that succeeded, whose results are the job's."""
+    lost_hosts: tuple[str, ...] = ()
+    """Some of the hosts whose nodes were lost in the last rounds."""
 
 
 @frozen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define, evolve, fields
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.node._identity import NodeIdentity
@@ -1191,12 +1191,17 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
     """One operation at a time on each lane, messages in order, and a step changes nothing in what it was given."""
     shell, chance = Shell(), Chance(data)
     said = 0
+    connected = set()
     for _ in range(data.draw(st.integers(1, 40))):
         shell.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 7.0]))
         session, before = shell.session, facts(shell.session)
         lane = data.draw(st.sampled_from([None, *shell.asked]))
         if lane is None:
             event = data.draw(_events)
+            if isinstance(event, Connected):
+                # A connection is made once.
+                assume(event.connection not in connected)
+                connected.add(event.connection)
         else:
             ask = shell.asked.pop(lane)
             event = OperationDone(ask.connection, ask.number, chance.to(ask.operation))

@@ -1,0 +1,44 @@
+"""
+The report of a launch's end to its scheduler: the termination log, and a request to Slurm to run the job again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from elasticlib.cli._verdict import ExitSettings, may_be_requeued, termination_message
+from elasticlib.engines import requeue, restarts_of
+from elasticlib.errors import ElasticError, RendezvousGracefulExitError
+
+log = logging.getLogger("elasticlib.run")
+
+_OF_KUBERNETES = "/dev/termination-log"
+
+
+def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str, str]) -> None:
+    """Report the end of a launch without success; a report that cannot be made is a warning."""
+    if isinstance(error, RendezvousGracefulExitError):
+        return
+    _write(settings.termination_log, termination_message(error))
+    if may_be_requeued(error, settings, restarts_of(environ)):
+        _requeue(environ)
+
+
+def _write(path: str | None, text: str) -> None:
+    if path is None and not os.access(_OF_KUBERNETES, os.W_OK):
+        return
+    try:
+        with open(path or _OF_KUBERNETES, "w", encoding="utf-8", errors="replace") as file:
+            file.write(f"{text}\n")
+    except OSError as failure:
+        log.warning("the termination log cannot be written: %s", failure)
+
+
+def _requeue(environ: Mapping[str, str]) -> None:
+    why_not = requeue(environ)
+    if why_not:
+        log.warning("the job is not requeued: %s", why_not)
+    else:
+        log.warning("the job is requeued")

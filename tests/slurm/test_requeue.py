@@ -1,0 +1,82 @@
+"""Jobs of a real Slurm that come back after a notice, and go on where they were; cancelled and failed ones do not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.slurm._cluster import Cluster, Job
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import os, pathlib, time, torch, torch.distributed as dist, elasticlib
+dist.init_process_group("gloo")
+saved = pathlib.Path("saved")
+first = int(saved.read_text()) if saved.exists() else 0
+dist.barrier()
+print("from", first, "\\n", end="", flush=True)
+for step in range(first, 1_000_000):
+    if os.environ.get("FAILS") and step == 100:
+        raise ValueError("bad batch")
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+    if step == first + 3:
+        print("trains\\n", end="", flush=True)
+    if stop := elasticlib.should_stop():
+        if dist.get_rank() == 0:
+            saved.write_text(str(step + 1))
+        dist.barrier()
+        break
+"""
+
+
+def start(slurm: Cluster, folder: Path, *options: str, command: str = "elasticrun --requeue 1 train.py") -> Job:
+    (folder / "train.py").write_text(TRAIN)
+    script = folder / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
+        f"echo start ${{SLURM_RESTART_COUNT:-0}}\nsrun --kill-on-bad-exit=0 {command}\necho status $?\n"
+    )
+    return slurm.submit(script, *options)
+
+
+def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Cluster, tmp_path: Path) -> None:
+    job = start(slurm, tmp_path)
+    job.says("trains", times=2)
+
+    job.cancel("--signal=TERM")
+    wait_until(lambda: job.facts()["JobState"] == "PENDING")
+    # Slurm lets a requeued job wait for two minutes.
+    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    job.says("start 1")
+    job.says("trains", times=4)
+    job.cancel("--signal=USR1")
+    job.ends()
+
+    (again,) = set(re.findall(r"from ([1-9]\d*)", job.said))
+    assert int(again) > 3
+    assert "start 2" not in job.said and "status 75" in job.said
+    assert 1 == int(job.facts()["Restarts"])
+
+
+def test_a_cancelled_job_does_not_come_back(slurm: Cluster, tmp_path: Path) -> None:
+    job = start(slurm, tmp_path)
+    job.says("trains", times=2)
+
+    job.cancel()
+
+    assert "CANCELLED" == job.ends()
+    assert 0 == int(job.facts()["Restarts"])
+
+
+def test_a_job_whose_program_fails_does_not_come_back(slurm: Cluster, tmp_path: Path) -> None:
+    options = "--requeue 1 --max-restarts 0 --failure-exit 93"
+    job = start(slurm, tmp_path, "--export=ALL,FAILS=1", command=f"elasticrun {options} train.py")
+
+    assert "COMPLETED" == job.ends()
+    assert 0 == int(job.facts()["Restarts"])
+    assert "status 93" in job.said, job.said
