@@ -16,6 +16,7 @@ from types import MappingProxyType
 SUBCOMMANDS = MappingProxyType(
     {
         "stop": "elasticlib.cli._stop",
+        "serve": "elasticlib.cli._serve",
     }
 )
 """

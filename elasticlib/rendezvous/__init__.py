@@ -5,6 +5,7 @@ The nodes of a job: how they find each other, agree on ranks and end rounds toge
 * `coordinator`: decides; pure.
 * `node`: one node's side. It also runs the coordinator when it is this node's turn.
 * `sidecar`: runs a node's side in its own process.
+* `serving`: a server that coordinates jobs outside their nodes.
 * `handlers`: torch's rendezvous API on top of the same code.
 * `third_party`: jobs that meet through another project's handler.
 * `net`: endpoints and addresses.
@@ -59,6 +60,7 @@ if typing.TYPE_CHECKING:
         get_rendezvous_handler as get_rendezvous_handler,
         rendezvous_handler_registry as rendezvous_handler_registry,
     )
+    from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
     from elasticlib.rendezvous.protocol._exchange import Exchange as Exchange
     from elasticlib.rendezvous.protocol._messages import (
         ContactLost as ContactLost,
@@ -69,6 +71,12 @@ if typing.TYPE_CHECKING:
         RankAssignment as RankAssignment,
         RoundEnd as RoundEnd,
     )
+    from elasticlib.rendezvous.serving._serve import (
+        MOST_JOBS as MOST_JOBS,
+        serve as serve,
+        serve_until_signal as serve_until_signal,
+    )
+    from elasticlib.rendezvous.sidecar._torch import import_stores as import_stores
     from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange as MemoryExchange
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -92,10 +100,13 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.rendezvous.handlers._registry": (
             "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
         ),
+        "elasticlib.rendezvous.net._endpoint": "DEFAULT_PORT",
         "elasticlib.rendezvous.protocol._exchange": "Exchange",
         "elasticlib.rendezvous.protocol._messages": (
             "ContactLost Descriptor FailureNote Final Notice RankAssignment RoundEnd"
         ),
+        "elasticlib.rendezvous.serving._serve": "MOST_JOBS serve serve_until_signal",
+        "elasticlib.rendezvous.sidecar._torch": "import_stores",
         "elasticlib.rendezvous.stores._memory_exchange": "MemoryExchange",
     },
 )

@@ -49,6 +49,21 @@ def token_of(job: NodeJob, environ: Mapping[str, str]) -> str | None:
     return None
 
 
+def tokens_of_server(environ: Mapping[str, str]) -> tuple[str | None, ...]:
+    """
+    Return the tokens that the jobs of a server may have: the variable's; else its user's or none.
+
+    Nodes on the server's machine may use a loopback endpoint, and then have their user's token.
+    """
+    if TOKEN_VARIABLE in environ:
+        return (environ[TOKEN_VARIABLE] or None,)
+
+    user = os.geteuid()
+    with suppress(OSError, ValueError):
+        return read_or_make(_token_file(user), user), None
+    return (None,)
+
+
 def _is_local(job: NodeJob) -> bool:
     """
     Return whether the job's store only listens on loopback, and no node can reach it through a
@@ -68,15 +83,18 @@ def _is_local(job: NodeJob) -> bool:
 def _own_token() -> str | None:
     user = os.geteuid()
     try:
-        # From the user database and not from HOME, which sudo and cron set to other folders.
-        path = Path(_home(user), ".cache", "elasticlib", "token")
-        return read_or_make(path, user)
+        return read_or_make(_token_file(user), user)
     except (OSError, ValueError) as error:
         if user not in _warned:
             _warned.add(user)
             risk = "other users of this machine can join your jobs on loopback endpoints"
             _log.warning("%s, because your token file cannot be used: %s; set %s", risk, error, TOKEN_VARIABLE)
         return None
+
+
+def _token_file(user: int) -> Path:
+    # From the user database and not from HOME, which sudo and cron set to other folders.
+    return Path(_home(user), ".cache", "elasticlib", "token")
 
 
 def _home(user: int) -> str:

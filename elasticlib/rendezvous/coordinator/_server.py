@@ -72,6 +72,11 @@ class Server:
     """Knowledge of this node about the job, as one of its members."""
     logic: Any = _coordinator
     """The decisions: a module or object with the coordinator's functions."""
+    closes_after: float | None = None
+    """
+    Seconds that nodes have to read how the job ended, until this coordinator stops without a request;
+    None: it waits for one.
+    """
     stopped: bool = False
     refused: int = 0
     """Number of times that the store refused the document."""
@@ -212,6 +217,9 @@ class Server:
 
     def _rest(self, now: float, out: list[events.Action]) -> None:
         """Wait for the next event, or stop for good."""
+        if self.is_over() and self._leave_by is None and self.closes_after is not None:
+            self._leave_by = now + self.closes_after
+
         if self._may_stop(now):
             self._stop(out)
             return

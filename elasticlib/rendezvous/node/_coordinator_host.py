@@ -18,6 +18,7 @@ from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
 from elasticlib.rendezvous.coordinator._state import JobState, Rules
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
+from elasticlib.rendezvous.protocol._messages import Final
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
@@ -49,7 +50,9 @@ class CoordinatorHost:
         state_log: StateLog | KeptDocument | None = None,
         hint: str = "",
         seen: Seen | None = None,
+        closes_after: float | None = None,
     ) -> None:
+        """*closes_after*: seconds after the job's end at which `run` returns without `close`, at the latest."""
         self._exchange = exchange
 
         # The thread that works may wait in the store: another connection must wake it.
@@ -60,7 +63,17 @@ class CoordinatorHost:
         self._state_log = state_log
         self._stepping = threading.Lock()
         nonce = uuid.uuid4().hex
-        self._server = Server(run_id, name, key, nonce, JobState(rules), state_log is not None, hint, seen or Seen())
+        self._server = Server(
+            run_id,
+            name,
+            key,
+            nonce,
+            JobState(rules),
+            state_log is not None,
+            hint,
+            seen or Seen(),
+            closes_after=closes_after,
+        )
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 
@@ -88,6 +101,10 @@ class CoordinatorHost:
     def is_over(self) -> bool:
         """Return whether the job has ended."""
         return self._server.is_over()
+
+    def final(self) -> Final | None:
+        """Return how the job ended; None before its end."""
+        return self._server.state.final
 
     def run(self) -> None:
         """

@@ -26,6 +26,7 @@ from elasticlib.rendezvous.protocol._exchange import Exchange
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
+from elasticlib.rendezvous.stores._served_job import open_job, server_of
 
 _log = logging.getLogger("elasticlib")
 
@@ -127,7 +128,8 @@ class StoreRole(CoordinatorRole):
     The role of a node at its job's endpoint (c10d): it opens the store there, shares that of
     another job, or is a guest.
 
-    The node that opens the store coordinates; in a shared one, the first node that claims the job.
+    The node that opens the store coordinates; in a shared one, the first node that claims the job. No
+    node does in the store of a server (`elasticrun serve`).
     """
 
     def __init__(self, job: NodeJob, backend: Any, clock: Clock, document: KeptDocument | None) -> None:
@@ -140,6 +142,8 @@ class StoreRole(CoordinatorRole):
         """
         Id of the job whose store this one shares; empty if that job has ended; None: its own store.
         """
+        self._server: str | None = None
+        """Name of the server that coordinates the job; None: a node does."""
         self._store_mark: bytes | None = None
         """A mark that the store's process made up: another process has no data of this job."""
 
@@ -231,7 +235,7 @@ class StoreRole(CoordinatorRole):
             # A store that another job opened ends with that job's host; it is not opened again for this one.
             raise self._shared_store_lost(str(error)) from error
 
-        is_shared = self._served is not None
+        is_shared = self._met and self._served is not None
         if is_shared and self._backend.word_of(exchange) != self._store_mark:
             exchange.close()
             again = f"the store at {self._job.endpoint} was started again, and has no data of this job"
@@ -240,11 +244,20 @@ class StoreRole(CoordinatorRole):
         return exchange
 
     def _share_store(self, exchange: Exchange, served: str) -> None:
-        """Use the store of the job *served*: the first node of this job that claims it coordinates."""
+        """
+        Use a store that was not opened for this job, but for the job *served*, or by a server.
+
+        The server coordinates this job; without one, the first node that claims it does.
+        """
         backend, job = self._backend, self._job
 
         # This mark differs from that of a store that is opened again later.
         self._served, self._store_mark = served, backend.word_of(exchange)
+        self._server = server_of(exchange)
+        if self._server is not None:
+            open_job(exchange, job)
+            return
+
         if not backend.claim(exchange):
             return
 
@@ -256,6 +269,8 @@ class StoreRole(CoordinatorRole):
         self._coordinate(backend.coordinating(exchange), hint)
 
     def _shared_store_lost(self, why: str) -> RefusedError:
+        if self._server is not None:
+            return RefusedError(f"{why}; it was the store of the server {self._server}, which coordinated this job")
         owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
         return RefusedError(f"{why}; it was the store {owner}, which this job shared")
 

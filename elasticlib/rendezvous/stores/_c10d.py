@@ -15,7 +15,7 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -83,6 +83,8 @@ class C10dBackend:
     """One node's access to the store of its job, which it may host."""
 
     job: NodeJob
+    facts: Mapping[str, str] = field(factory=dict, kw_only=True)
+    """Values by their full keys that a store of this process holds from its start."""
     host: str = field(init=False, default="localhost")
     port: int = field(init=False, default=0)
     _file: _StoreFile | None = field(init=False, default=None)
@@ -309,7 +311,8 @@ class C10dBackend:
         self.listening = self.listening or listener.dup()
         self.port = listener.getsockname()[1]
         inner = _way_to(listener, addresses)
-        facts = {SERVER: self._identity, SERVES: self.job.run_id}
+        # A node that finds the served job has found all others.
+        facts = {**self.facts, SERVER: self._identity, SERVES: self.job.run_id}
         start = partial(_start_server, inner.host, self.port, listener, facts)
         why = f"a name server of this machine does not answer: set RES_OPTIONS={QUIET_LOOKUPS} to wait less for it"
         silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"

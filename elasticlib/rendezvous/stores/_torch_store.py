@@ -436,5 +436,10 @@ def _counted(folder: str, text: bytes) -> int:
         raise RendezvousStateError(f"the store's {folder} counter was overwritten: it holds {text!r:.80}") from error
 
 
+def full_key(run_id: str, key: str) -> str:
+    """Return the full name of a *key* of the job *run_id* in the store."""
+    return _prefix_of(run_id) + key
+
+
 def _prefix_of(run_id: str) -> str:
     return f"{ROOT}{quote(run_id, safe='')}/"
