@@ -122,6 +122,7 @@ PURE = [
     "rendezvous/protocol/_reading.py",
     "rendezvous/serving/_requests.py",
     "rendezvous/serving/_job_table.py",
+    "rendezvous/serving/_settings.py",
     "rendezvous/stores/_keys.py",
     "rendezvous/stores/_state_document.py",
     "rendezvous/coordinator/_rank_order.py",

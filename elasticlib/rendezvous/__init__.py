@@ -41,6 +41,7 @@ if typing.TYPE_CHECKING:
         choose_rendezvous as choose_rendezvous,
         opened_rendezvous as opened_rendezvous,
     )
+    from elasticlib.rendezvous._own_token import tokens_of_server as tokens_of_server
     from elasticlib.rendezvous._rdzv_options import (
         ETCD_BACKENDS as ETCD_BACKENDS,
         RDZV_CONF_KEYS as RDZV_CONF_KEYS,
@@ -60,7 +61,6 @@ if typing.TYPE_CHECKING:
         get_rendezvous_handler as get_rendezvous_handler,
         rendezvous_handler_registry as rendezvous_handler_registry,
     )
-    from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
     from elasticlib.rendezvous.protocol._exchange import Exchange as Exchange
     from elasticlib.rendezvous.protocol._messages import (
         ContactLost as ContactLost,
@@ -71,12 +71,9 @@ if typing.TYPE_CHECKING:
         RankAssignment as RankAssignment,
         RoundEnd as RoundEnd,
     )
-    from elasticlib.rendezvous.serving._serve import (
-        MOST_JOBS as MOST_JOBS,
-        serve as serve,
-        serve_until_signal as serve_until_signal,
-    )
-    from elasticlib.rendezvous.sidecar._torch import import_stores as import_stores
+    from elasticlib.rendezvous.serving._program import serve_until_signal as serve_until_signal
+    from elasticlib.rendezvous.serving._serve import serve as serve
+    from elasticlib.rendezvous.serving._settings import ServerSettings as ServerSettings
     from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange as MemoryExchange
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -92,6 +89,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.rendezvous._membership": "Membership Word",
         "elasticlib.rendezvous._names": "host_name",
         "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",
+        "elasticlib.rendezvous._own_token": "tokens_of_server",
         "elasticlib.rendezvous._rdzv_options": "ETCD_BACKENDS RDZV_CONF_KEYS RdzvConfKey parse_conf",
         "elasticlib.rendezvous.coordinator._state": "Rules",
         "elasticlib.rendezvous.handlers._base": (
@@ -100,13 +98,13 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.rendezvous.handlers._registry": (
             "RendezvousHandlerCreator RendezvousHandlerRegistry get_rendezvous_handler rendezvous_handler_registry"
         ),
-        "elasticlib.rendezvous.net._endpoint": "DEFAULT_PORT",
         "elasticlib.rendezvous.protocol._exchange": "Exchange",
         "elasticlib.rendezvous.protocol._messages": (
             "ContactLost Descriptor FailureNote Final Notice RankAssignment RoundEnd"
         ),
-        "elasticlib.rendezvous.serving._serve": "MOST_JOBS serve serve_until_signal",
-        "elasticlib.rendezvous.sidecar._torch": "import_stores",
+        "elasticlib.rendezvous.serving._program": "serve_until_signal",
+        "elasticlib.rendezvous.serving._serve": "serve",
+        "elasticlib.rendezvous.serving._settings": "ServerSettings",
         "elasticlib.rendezvous.stores._memory_exchange": "MemoryExchange",
     },
 )

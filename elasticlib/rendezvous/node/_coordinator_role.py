@@ -203,11 +203,8 @@ class StoreRole(CoordinatorRole):
             self._host_store(timeout)
         exchange = self._reach_store(timeout)
 
-        # Several jobs may use the endpoint: their keys are separate, and each has its own
-        # coordinator.
-        served = self._backend.served_run(exchange)
-        if self._is_new() and served != self._job.run_id:
-            self._share_store(exchange, served)
+        if self._is_new():
+            self._find_coordinator(exchange)
         self._met = True
         return exchange
 
@@ -243,21 +240,24 @@ class StoreRole(CoordinatorRole):
 
         return exchange
 
-    def _share_store(self, exchange: Exchange, served: str) -> None:
-        """
-        Use a store that was not opened for this job, but for the job *served*, or by a server.
+    def _find_coordinator(self, exchange: Exchange) -> None:
+        """Make the server of the store coordinate the job, or claim it if the store serves another job."""
+        served = self._backend.served_run(exchange)
+        self._server = server_of(exchange)
+        if self._server is not None:
+            self._served, self._store_mark = served, self._backend.word_of(exchange)
+            open_job(exchange, self._job)
+        elif served != self._job.run_id:
+            # Several jobs may use the endpoint: their keys are separate, and each has its own
+            # coordinator.
+            self._share_store(exchange, served)
 
-        The server coordinates this job; without one, the first node that claims it does.
-        """
+    def _share_store(self, exchange: Exchange, served: str) -> None:
+        """Use the store of the job *served*: the first node of this job that claims it coordinates."""
         backend, job = self._backend, self._job
 
         # This mark differs from that of a store that is opened again later.
         self._served, self._store_mark = served, backend.word_of(exchange)
-        self._server = server_of(exchange)
-        if self._server is not None:
-            open_job(exchange, job)
-            return
-
         if not backend.claim(exchange):
             return
 

@@ -92,14 +92,16 @@ class HostedJob:
     def _run(self) -> None:
         try:
             self.host.run()
-            _log.info("job %r is over: %s", self.run_id, self.ended())
         except RendezvousError as error:
             _log.warning("the coordinator of job %r stops: %s", self.run_id, error)
         finally:
             self._free()
+            _log.info("job %r is over: %s", self.run_id, self.ended())
 
     def _free(self) -> None:
         """Delete the job's traces, so that a new job can have its id."""
-        with suppress(RendezvousError), closing(self._exchange.clone()) as own:
-            self._claim.give_up(own)
-        self._closed(self.run_id)
+        try:
+            with suppress(RendezvousError), closing(self._exchange.clone()) as own:
+                self._claim.give_up(own)
+        finally:
+            self._closed(self.run_id)

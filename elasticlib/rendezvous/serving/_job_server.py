@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 
 from attrs import Factory, define, evolve, field
@@ -45,8 +45,9 @@ from elasticlib.rendezvous.serving._requests import (
     answer_key,
     encode,
 )
+from elasticlib.rendezvous.serving._settings import ServerSettings
 from elasticlib.rendezvous.stores._c10d import CLONE, LOOK_UP, START, C10dBackend
-from elasticlib.rendezvous.stores._torch_store import StoreExchange, full_key
+from elasticlib.rendezvous.stores._torch_store import SERVES, StoreExchange, full_key
 
 _log = logging.getLogger("elasticlib")
 
@@ -86,20 +87,18 @@ class JobServer:
     @classmethod
     def start(
         cls,
-        host: str,
-        port: int,
+        settings: ServerSettings,
         *,
-        most_jobs: int,
-        tokens: Sequence[str | None],
         failed: Callable[[str], None] = lambda why: None,
     ) -> Self:
         """
-        Return a server that listens at *host* (empty: all addresses of this machine) and *port* (0: any free one).
+        Return a server that listens.
 
-        *tokens* are those that jobs may have; None: a job may have none. *failed* gets the reason if the server's own
-        thread ends before `close`. Raises `ConfigError` for an address that it cannot listen at.
+        *failed* gets the reason if the server's own thread ends before `close`. Raises `ConfigError` for an address
+        that it cannot listen at.
         """
-        listener = _listen(host, port)
+        host = settings.host
+        listener = _listen(host, settings.port)
         name = node_name()
         mark = {full_key(NO_JOB, MARK): encode(ServerMark(name)).decode("ascii")}
         reached_at = spell(host or loopback(), listener.getsockname()[1])
@@ -115,21 +114,24 @@ class JobServer:
 
         assert isinstance(desk, StoreExchange)
         endpoint = spell(host or outward_address() or loopback(), backend.port)
-        keys = [None if token is None else key_of(token) for token in tokens]
-        server = cls(name, endpoint, backend, desk, JobTable(most_jobs, keys), failed)
+        keys = [None if token is None else key_of(token) for token in settings.tokens]
+        server = cls(name, endpoint, backend, desk, JobTable(settings.max_jobs, keys), failed)
         server._begin_to_answer()
         return server
 
     def close(self, why: str) -> None:
-        """End all jobs with the reason *why*, once their nodes have read it; may be called twice."""
+        """End all jobs because the server ends, with the reason *why*; may be called twice."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
             jobs = list(self._jobs.values())
 
+        text = f"the server {self.name} at {self.endpoint}, which coordinated the job, ended: {why}"
         for job in jobs:
-            job.host.abandon(why)
+            job.host.abandon(text)
+
+        # Once their nodes have read it.
         deadline = self._clock() + _GOODBYE
         for job in jobs:
             job.close(max(0.0, deadline - self._clock()))
@@ -160,7 +162,7 @@ class JobServer:
 
     def _turn(self) -> None:
         try:
-            self._desk.write({MARK: encode(ServerMark(self.name))})
+            self._write_mark()
             entries = self._desk.receive(_REMIND)
             for entry in entries:
                 self._handled = entry.number
@@ -174,6 +176,11 @@ class JobServer:
         except RendezvousConnectionError:
             # Only this connection broke; or the store is gone, which raises again.
             self._desk = evolve(self._desk.clone(), first=self._handled + 1)
+
+    def _write_mark(self) -> None:
+        """Write again what nodes look for first: a stranger may have changed it."""
+        self._desk.write({MARK: encode(ServerMark(self.name))})
+        self._backend.server.set(SERVES, NO_JOB)
 
     def _handle(self, data: bytes) -> None:
         with self._lock:

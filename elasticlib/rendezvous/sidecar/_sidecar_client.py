@@ -284,7 +284,7 @@ class SidecarClient:
             case "gone":
                 return [StoreGone(message["why"])]
             case "error":
-                self._error = _rebuilt(message["kind"], message.get("setting", ""), message["text"])
+                self._error = rebuilt_error(message["kind"], message.get("setting", ""), message["text"])
             case "log":
                 _log.log(message["level"], "%s", message["text"])
 
@@ -452,7 +452,8 @@ def environment() -> dict[str, str]:
     return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def _rebuilt(kind: str, setting: str, text: str) -> ElasticError:
+def rebuilt_error(kind: str, setting: str, text: str) -> ElasticError:
+    """Return the error that a program of elasticlib has sent by `_bridge.error_message`."""
     # The name comes from our own process, but a class that is not such an error is refused all the
     # same.
     found = getattr(errors, kind, None)

@@ -12,7 +12,7 @@ import secrets
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._codec import key_of
-from elasticlib.rendezvous.protocol._exchange import Exchange
+from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.serving._requests import (
     MARK,
     NO_JOB,
@@ -71,6 +71,10 @@ def open_job(exchange: Exchange, job: NodeJob, limit: float = ANSWER) -> None:
         raise RendezvousClosedError(
             f"the server at {exchange.where} does not coordinate job {job.run_id!r}: {answer.why}"
         )
+
+    if not exchange.wait(ANNOUNCEMENT, limit):
+        # The job has just ended: the next request begins a new one.
+        raise RendezvousConnectionError(f"the server at {exchange.where} has ended job {job.run_id!r}")
 
 
 def _request(job: NodeJob, word: str) -> OpenJob:

@@ -11,7 +11,7 @@ import pytest
 
 from elasticlib.rendezvous import _own_token
 from elasticlib.rendezvous._node_job import NodeJob
-from elasticlib.rendezvous._own_token import read_or_make, token_of
+from elasticlib.rendezvous._own_token import read_or_make, token_of, tokens_of_server
 
 USER = os.geteuid()
 
@@ -108,3 +108,17 @@ def test_home_that_cannot_be_written_means_no_token(home: Path, caplog: pytest.L
 
     assert token_of(job(), {}) is None
     assert 1 == len(caplog.messages)
+
+
+def test_server_takes_the_variables_token_else_its_users_or_none() -> None:
+    own = token_of(job(), {})
+
+    assert (own, None) == tokens_of_server({})
+    assert ("given",) == tokens_of_server({"ELASTICLIB_TOKEN": "given"})
+    assert (None,) == tokens_of_server({"ELASTICLIB_TOKEN": ""})
+
+
+def test_server_without_a_token_file_takes_jobs_without_a_token(home: Path) -> None:
+    (home / ".cache").touch()
+
+    assert (None,) == tokens_of_server({})

@@ -259,6 +259,31 @@ def test_silent_node_that_was_told_the_end_is_not_waited_for() -> None:
     assert shell.now - 100.0 <= 2 * HEARTBEAT
 
 
+def over_with_limit(limit: float) -> Shell:
+    """A job that is over, whose coordinator stops without a request after *limit* s."""
+    made = server()
+    made.closes_after = limit
+    shell = Shell(made).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
+    assert shell.server.is_over() and not shell.server.stopped
+    return shell
+
+
+def test_coordinator_with_a_limit_stops_once_all_nodes_have_read_the_end() -> None:
+    shell = over_with_limit(1000.0).say(Acknowledgement("b"))
+
+    assert isinstance(shell.done[-1], ServerStopped)
+
+
+def test_coordinator_with_a_limit_stops_when_it_is_over() -> None:
+    shell = over_with_limit(HEARTBEAT / 4)
+
+    shell.later(HEARTBEAT / 8)
+    assert not shell.server.stopped
+    shell.later(HEARTBEAT / 8)
+
+    assert shell.server.stopped
+
+
 def test_last_heartbeat_of_a_dead_node_is_no_sign_of_life_after_the_end() -> None:
     """It is told the end no more, and a coordinator that is closed then waits for nobody."""
     shell = Shell(answers=False).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
