@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticlib.cli._option_table import NOTES, NUMA_MODES, OPTIONS, Option
+from elasticlib.cli._subcommands import SUBCOMMANDS
 from elasticlib.errors import ConfigError
 from elasticlib.spec import START_METHODS, WAITS
 
@@ -98,7 +99,8 @@ class Parser(argparse.ArgumentParser):
             usage=f"{prog} [options] script [arguments of the script]",
             description="Starts N workers of a distributed PyTorch job, watches them and restarts them when one fails.",
             epilog="Long options may use underscores and may be shortened. Each takes its default from the "
-            f"variable PET_<NAME>, such as PET_MAX_RESTARTS=3 ({_WITHOUT_VARIABLE} have none).",
+            f"variable PET_<NAME>, such as PET_MAX_RESTARTS=3 ({_WITHOUT_VARIABLE} have none). "
+            f"Other commands, with a --help of their own: {', '.join(f'{PROG} {name}' for name in SUBCOMMANDS)}.",
         )
         for title, rows in OPTIONS.items():
             group = self.add_argument_group(title, NOTES.get(title))
