@@ -126,6 +126,17 @@ def test_job_goes_on_with_replacements_of_all_nodes(server: Server, start: Start
     server.says("job 'job' is over: all 3 nodes succeeded in round 1")
 
 
+def test_node_whose_sidecar_is_killed_joins_its_job_again(server: Server, start: Start) -> None:
+    nodes = [start("job", "2") for _ in range(2)]
+    at_work(nodes, 2)
+
+    os.kill(nodes[0].rendezvous_process(), signal.SIGKILL)
+
+    for node in nodes:
+        node.says(" of 2", times=2)
+    finish(nodes)
+
+
 def test_id_of_a_job_that_is_over_is_free_again(server: Server, start: Start) -> None:
     for times in (1, 2):
         nodes = [start("job", "2") for _ in range(2)]
@@ -175,7 +186,8 @@ def test_signal_ends_the_server_well_and_its_jobs_with_the_reason(
 def test_nodes_name_a_server_that_was_killed(
     comes_back: bool, server: Server, start: Start, port: int, stack: ExitStack
 ) -> None:
-    nodes = [start("job", "2") for _ in range(2)]
+    # So long that no launcher replaces its sidecar, which stands still while a server starts.
+    nodes = [start("job", "2", heartbeat_timeout=60) for _ in range(2)]
     at_work(nodes, 2)
     sidecars = [node.rendezvous_process() for node in nodes]
     for pid in sidecars:
