@@ -64,7 +64,7 @@ clusters = st.builds(
     strategies.rules(),
     st.integers(1, 4),
     strategies.fault_plans(4),
-    st.sampled_from(("fixed", "elected")),
+    st.sampled_from(("fixed", "elected", "served")),
     st.integers(0, 9),
     st.just(20.0),
 )
@@ -119,7 +119,7 @@ def test_everybody_is_admitted_once_the_faults_stop(cluster: SimulatedCluster) -
 ALL, PAIR = ["n0", "n1", "n2"], ["n0", "n1"]
 WELL = ["succeeded"] * 3
 LEAST_3 = evolve(RULES, min_nodes=3)
-FIXED, ELECTED, ANY = ["fixed"], ["elected"], ["fixed", "elected"]
+FIXED, ELECTED, SERVED, ANY = ["fixed"], ["elected"], ["served"], ["fixed", "elected", "served"]
 REPLACED = [
     fault
     for number in range(3)
@@ -177,6 +177,20 @@ COURSES: dict[str, tuple[list[str], list[Fault], dict[str, Any], list[list[str]]
         None,
         WELL,
     ),
+    "each node dies after another": (
+        SERVED,
+        [Kill(0, at=5.0), Join(3, at=6.0), Kill(1, at=25.0), Join(4, at=26.0), Kill(2, at=45.0), Join(5, at=46.0)],
+        {"work": 60.0},
+        None,
+        ["-", "-", "-", "succeeded", "succeeded", "succeeded"],
+    ),
+    "all nodes die at once, and others come": (
+        SERVED,
+        [*(Kill(number, at=5.0) for number in range(3)), *(Join(number + 3, at=6.0) for number in range(3))],
+        {},
+        [ALL, ["n3", "n4", "n5"]],
+        ["-", "-", "-", "succeeded", "succeeded", "succeeded"],
+    ),
     "the coordinator dies": (ELECTED, [Kill(0, at=5.0)], {}, [ALL, ["n1", "n2"]], ["-", "succeeded", "succeeded"]),
     "the coordinator wakes after its lease": (
         ELECTED,
@@ -200,7 +214,7 @@ COURSES: dict[str, tuple[list[str], list[Fault], dict[str, Any], list[list[str]]
         ["succeeded"],
     ),
     "the store stands still": (ELECTED, [PauseStore(at=5.0, seconds=20.0)], {}, None, WELL),
-    "all nodes are replaced one by one": (ELECTED, REPLACED, {}, None, ["left"] * 3 + WELL),
+    "all nodes are replaced one by one": ([*ELECTED, *SERVED], REPLACED, {}, None, ["left"] * 3 + WELL),
 }
 TAKEOVERS = ("the coordinator dies", "the leader's key is deleted", "the only node's key is deleted")
 

@@ -32,7 +32,7 @@ from tests.sim.simulator.adversary import Adversary
 from tests.sim.simulator.candidate import Candidate
 from tests.sim.simulator.group import Group
 from tests.sim.simulator.history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Observer, Record, TookOver
-from tests.sim.simulator.host import Host, Saved
+from tests.sim.simulator.host import Host, Outside, Saved, Uplink
 from tests.sim.simulator.invariants import InvariantBroken, NoWatch, Watch, over
 from tests.sim.simulator.machine import Machine
 from tests.sim.simulator.member import FLAP
@@ -54,8 +54,9 @@ class SimulatedCluster:
     A job on *nodes* machines, to which *plan* happens. `run` it.
 
     With a *fixed* coordinator it and the store live on the first node's machine; an *elected* one may be any
-    node, and the store is elsewhere. Workers of a round succeed after *work* seconds. *rules* that name no heartbeat
-    get that of real jobs, without which a dead machine would be waited for without end. Raises `ConfigError`.
+    node, and the store is elsewhere; a *served* one lives with the store, and is not a node. Workers of a round
+    succeed after *work* seconds. *rules* that name no heartbeat get that of real jobs, without which a dead
+    machine would be waited for without end. Raises `ConfigError`.
     """
 
     rules: Rules
@@ -103,8 +104,10 @@ class SimulatedCluster:
         self._tampered = any(isinstance(fault, Tamper) for fault in self.plan)
         if self._tampered and self.token:
             self.trust = Trust(self)
-        if self.coordinator == "elected":
+        if self.coordinator != "fixed":
             self._build_store(Process("store", self.timeline), Link(-1))
+        if self.coordinator == "served":
+            self._start_server()
         for fault in sorted(self.plan, key=lambda fault: fault.at):  # stable
             if isinstance(fault, Skew):
                 bring_about(fault, self)
@@ -121,8 +124,8 @@ class SimulatedCluster:
         for name, kind in (("rules", Rules), ("plan", FaultPlan)):
             if not isinstance(value := getattr(self, name), kind):
                 raise ConfigError(f"{name}={value!r:.80}: give {kind.__name__}(...)")
-        if self.coordinator not in ("fixed", "elected"):
-            raise ConfigError(f"coordinator={self.coordinator!r}: give one of fixed, elected")
+        if self.coordinator not in ("fixed", "elected", "served"):
+            raise ConfigError(f"coordinator={self.coordinator!r}: give one of fixed, elected, served")
         for name in ("nodes", "slots"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -286,6 +289,11 @@ class SimulatedCluster:
             store.on_write = self.trust.wrote
         return store
 
+    def _start_server(self) -> None:
+        assert self.store is not None
+        server = Outside(self, self.store.process, Uplink(self.store.link))
+        self.new_host(server, self.store, lambda why: None).start()
+
     def machine(self, number: int) -> Machine:
         """That machine, switched on or not."""
         if number not in self.machines:
@@ -322,7 +330,9 @@ class SimulatedCluster:
             return Store(nobody, self.machine(0).link, self.network)
         return self.store
 
-    def new_host(self, node: Node, store: Store, ended: Callable[[str], None], term: int | None = None) -> Host:
+    def new_host(
+        self, node: Node | Outside, store: Store, ended: Callable[[str], None], term: int | None = None
+    ) -> Host:
         """That node coordinates from now on."""
         self.history.append(TookOver(self.now, node.name))
         return Host(node, store, f"{self._chance.getrandbits(64):016x}", ended, term)

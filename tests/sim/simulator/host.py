@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define, field, frozen
 from typing_extensions import assert_never
@@ -23,6 +23,11 @@ from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Dis
 from elasticlib.rendezvous.protocol._progress import Seen
 from tests.sim.simulator.node import Node
 from tests.sim.simulator.store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
+from tests.sim.simulator.timeline import Process
+
+if TYPE_CHECKING:
+    from tests.sim.simulator.cluster import SimulatedCluster
+    from tests.sim.simulator.network import Link
 
 
 @frozen
@@ -63,10 +68,27 @@ class Observed:
 
 
 @define(eq=False, repr=False)
+class Uplink:
+    """How a server that is not a node hangs on the network."""
+
+    link: Link
+
+
+@define(eq=False, repr=False)
+class Outside:
+    """A server that coordinates the job and is not a node: it never dies."""
+
+    cluster: SimulatedCluster
+    rendezvous: Process
+    member: Uplink
+    name: str = "server"
+
+
+@define(eq=False, repr=False)
 class Host:
     """One node's turn as the coordinator, from its start until `stop` or until it may not go on."""
 
-    node: Node
+    node: Node | Outside
     store: Store
     nonce: str
     ended: Callable[[str], None]
@@ -94,7 +116,7 @@ class Host:
     def __attrs_post_init__(self) -> None:
         cluster, node = self.node.cluster, self.node
         logic = Observed(cluster.logic, self._saw, cluster.trust.of_a_term() if cluster.trust else None)
-        seen = Seen() if self.term is None else node.member.session.seen
+        seen = node.member.session.seen if isinstance(node, Node) and self.term is not None else Seen()
         state, journaled = JobState(cluster.rules), self.term is not None
         self.server = Server("job", node.name, cluster.key, self.nonce, state, journaled, seen=seen, logic=logic)
 
