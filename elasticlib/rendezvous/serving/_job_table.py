@@ -97,7 +97,7 @@ class JobTable:
         run_id = request.run_id
         named = repr(cut(run_id, SHORT, 0.75))
         if run_id not in self.hosted:
-            return self._refusal_of_new(request, named)
+            return self._refusal_of_one_more()
         if self.hosted[run_id] != key:
             return f"job {named} has another token: set {TOKEN_VARIABLE} to the same secret for all nodes"
         # A node of the job has yet to read how it ended; a new node would be too late.
@@ -105,9 +105,7 @@ class JobTable:
             return f"job {named} had ended: {ended[run_id]}"
         return ""
 
-    def _refusal_of_new(self, request: OpenJob, named: str) -> str:
-        if request.is_known:
-            return f"it was started again, and has no data of job {named}"
-        if len(self.hosted) >= self.most:
-            return f"it hosts {len(self.hosted)} jobs already: start it with a larger --max-jobs"
-        return ""
+    def _refusal_of_one_more(self) -> str:
+        if len(self.hosted) < self.most:
+            return ""
+        return f"it hosts {len(self.hosted)} jobs already: start it with a larger --max-jobs"

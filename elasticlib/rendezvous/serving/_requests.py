@@ -62,7 +62,7 @@ class OpenJob:
     close_timeout: float = 30.0
     """Seconds that the coordinator waits for nodes to read how the job ended."""
     is_known: bool = False
-    """True if the node was in the job before: a server without this job was started again."""
+    """True if the node may have been in the job before: then it has yet to read how the job ended."""
 
 
 @frozen

@@ -67,13 +67,6 @@ DECLINED: dict[str, tuple[JobTable, bytes, OpenJob, dict[str, str], str]] = {
         {"a": "all 2 nodes succeeded"},
         "job 'a' had ended: all 2 nodes succeeded",
     ),
-    "server that was started again": (
-        table(),
-        encode_request(request(is_known=True), None),
-        request(is_known=True),
-        {},
-        "it was started again, and has no data of job 'a'",
-    ),
     "no token": (
         table(keys=(OURS,)),
         encode_request(request(), None),
