@@ -15,13 +15,15 @@ from attrs import evolve, frozen
 from elasticlib._wording import counted
 from elasticlib.engines._placement import EngineContext, engine_context, number_in
 from elasticlib.errors import ConfigError
-from elasticlib.spec import ALL_NODES, LaunchConfig
+from elasticlib.spec import ALL_NODES, DEFAULT_RENDEZVOUS_TIMEOUT, LaunchConfig
 
 _MEETINGS = frozenset({"rdzv_endpoint", "master_addr"})
 """Options that say where the nodes meet."""
 _STATIC_OPTIONS = frozenset({"node_rank", "master_addr", "master_port"})
 _WITH_ENDPOINT_HERE = frozenset({"c10d", "static"})
 """Backends whose store one of the nodes hosts."""
+_WITH_SPARES = frozenset({"c10d", "etcd", "etcd-v2", "etcd-v3"})
+"""Backends whose jobs may lose nodes. Others have another meaning of ``join_timeout=0``."""
 
 
 @frozen
@@ -104,15 +106,33 @@ def _offered(context: EngineContext, values: Mapping[str, Any], given: Collectio
         offered["node_rank"] = context.node_rank
 
     meets_here = _meets_here(backend, values, given)
+    conf: dict[str, Any] = {}
     if meets_here:
         offered["rdzv_endpoint"] = _endpoint(context, values["master_port"])
     if meets_here and backend == "c10d":
         # The node's own address may not be the endpoint's: it is one of several, or behind a name.
-        offered["rdzv_conf"] = {"is_host": context.node_rank == 0, **values["rdzv_conf"]}
+        conf["is_host"] = context.node_rank == 0
     if meets_here or _is_id_of_all_nodes(context, backend):
         offered["rdzv_id"] = context.run_id or values["rdzv_id"]
+        if _is_complete(context, backend, given) and not _limits_join(values["rdzv_conf"]):
+            # No node replaces a lost one: the others decide at once.
+            conf["join_timeout"] = 0
 
+    if conf:
+        offered["rdzv_conf"] = {**conf, **values["rdzv_conf"]}
     return offered
+
+
+def _is_complete(context: EngineContext, backend: str, given: Collection[str]) -> bool:
+    """Return True if only nodes of the engine's job have its id, and none is added later."""
+    return context.is_fixed and backend in _WITH_SPARES and "rdzv_id" not in given
+
+
+def _limits_join(conf: Mapping[str, Any]) -> bool:
+    """Return True if the rendezvous options *conf* say how long nodes wait for others."""
+    # A `LaunchConfig` has this timeout also if nobody gave one.
+    is_timeout_given = conf.get("timeout", DEFAULT_RENDEZVOUS_TIMEOUT) != DEFAULT_RENDEZVOUS_TIMEOUT
+    return "join_timeout" in conf or is_timeout_given
 
 
 def _backend(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> str:

@@ -50,6 +50,8 @@ class EngineContext:
     """Seconds from SIGTERM to SIGKILL, by the engine's own default; None if the engine has none."""
     hosts: tuple[str, ...] = ()
     """Names of the nodes in the order of their ranks."""
+    is_fixed: bool = False
+    """True if no other node can join the job later: the engine replaces no lost node."""
     num_agents: int | None = None
     """Number of processes that the engine has started on these nodes."""
     title: str = ""
@@ -124,6 +126,7 @@ def _slurm(environ: _Environ, now: float) -> EngineContext | None:
         preempt_signal="SIGTERM,SIGUSR1,SIGUSR2",
         grace=_GRACE,
         hosts=hosts,
+        is_fixed=True,
         num_agents=_number(environ, "SLURM_STEP_NUM_TASKS"),
         title=f"Slurm step {job}.{step}",
         source="SLURM_STEP_NODELIST",

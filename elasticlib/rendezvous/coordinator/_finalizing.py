@@ -76,7 +76,7 @@ def _wait_for_more(state: JobState, now: float) -> Outcome:
 
     # With join_timeout=0 returning nodes are waited for, but no replacements.
     if state.round is not None and rules.join_timeout == 0:
-        possible = len(state.waiting) + len(returning(state))
+        possible = len(state.waiting) + len(returning(state)) + _expected(state)
         if possible < rules.min_nodes:
             return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
 
@@ -85,6 +85,11 @@ def _wait_for_more(state: JobState, now: float) -> Outcome:
         return state, (_wake(state, deadline, now),)
 
     return _give_up(state, f"joined in {rules.join_limit:g} s", "")
+
+
+def _expected(state: JobState) -> int:
+    """Return the number of nodes that an engine has started and that have never asked for ranks."""
+    return max(0, len(state.rules.hosts) - len(state.heard))
 
 
 def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:

@@ -84,7 +84,7 @@ class Rules:
     shared_store: bool = False
     """Workers use the coordinator's own store: it is cleared of their keys between two rounds."""
     hosts: tuple[str, ...] = field(default=(), eq=False, metadata={NOT_HANDED_OVER: True})
-    """Names of the machines on which an engine has started nodes, in the order of their indexes; only for messages."""
+    """Names of the machines on which an engine has started nodes, in the order of their indexes; empty if unknown."""
 
     @max_nodes.validator
     def _not_below_min(self, _: object, value: int) -> None:

@@ -43,7 +43,7 @@ ALL = {
     "nnodes": (4, 4),
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "n1:20061",
-    "rdzv_conf": {"is_host": False},
+    "rdzv_conf": {"is_host": False, "join_timeout": 0},
     "rdzv_id": "1.0.0",
 }
 
@@ -54,13 +54,21 @@ ALL = {
         ({}, ALL),
         ({"nnodes": (2, 4)}, {name: value for name, value in ALL.items() if name != "nnodes"}),
         ({"rdzv_backend": "c10d"}, {name: value for name, value in ALL.items() if name != "rdzv_backend"}),
-        ({"rdzv_id": "mine"}, {name: value for name, value in ALL.items() if name != "rdzv_id"}),
+        # Nodes of another step may have the same id, and join later.
+        (
+            {"rdzv_id": "mine"},
+            {name: value for name, value in ALL.items() if name != "rdzv_id"} | {"rdzv_conf": {"is_host": False}},
+        ),
         (
             {"rdzv_conf": {"join_timeout": "60"}},
             ALL | {"rdzv_conf": {"is_host": False, "join_timeout": "60"}},
         ),
         (
-            {"rdzv_conf": {"is_host": True}},
+            {"rdzv_conf": {"timeout": "60"}},
+            ALL | {"rdzv_conf": {"is_host": False, "timeout": "60"}},
+        ),
+        (
+            {"rdzv_conf": {"is_host": True, "join_timeout": 5}},
             {name: value for name, value in ALL.items() if name != "rdzv_conf"},
         ),
         # The user says where the nodes meet: those of another step may come, whose id would be another one.
@@ -70,8 +78,11 @@ ALL = {
         ),
         ({"nnodes": (4, 4), "rdzv_backend": "c10d", "rdzv_endpoint": "head:29400", "rdzv_id": "x"}, {}),
         # An etcd server is elsewhere, and has other jobs.
-        ({"rdzv_backend": "etcd", "rdzv_endpoint": "etcd:2379"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
-        ({"rdzv_backend": "etcd"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
+        (
+            {"rdzv_backend": "etcd", "rdzv_endpoint": "etcd:2379"},
+            {"nnodes": (4, 4), "rdzv_id": "1.0.0", "rdzv_conf": {"join_timeout": 0}},
+        ),
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": "etcd:2379", "rdzv_id": "x"}, {"nnodes": (4, 4)}),
         (
             {"rdzv_backend": "c10d", "rdzv_conf": {"store_type": "file"}, "rdzv_endpoint": "/shared/job"},
             {"nnodes": (4, 4)},
@@ -94,7 +105,11 @@ def test_what_nobody_gave_is_filled_in(given: dict[str, Any], values: dict[str, 
 
 
 def test_the_first_node_hosts_the_store() -> None:
-    assert {"is_host": True} == filled(context(node_rank=0)).values["rdzv_conf"]
+    assert {"is_host": True, "join_timeout": 0} == filled(context(node_rank=0)).values["rdzv_conf"]
+
+
+def test_an_engine_that_replaces_nodes_leaves_the_join_time() -> None:
+    assert "join_timeout" not in filled(context(recorded.SKYPILOT)).values["rdzv_conf"]
 
 
 def test_the_notice_names_what_was_filled_in() -> None:
@@ -248,6 +263,7 @@ def test_all_nodes_are_those_of_the_step() -> None:
     assert (4, 4, 8) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
     assert ("c10d", "n1:20061", "1.0.0") == (config.rdzv_backend, config.rdzv_endpoint, config.run_id)
     assert config.rdzv_configs["is_host"] is False
+    assert config.rdzv_configs["join_timeout"] == 0
 
 
 def test_the_settings_of_a_configuration_win() -> None:

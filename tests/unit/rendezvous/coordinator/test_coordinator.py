@@ -907,6 +907,19 @@ def test_with_a_join_time_of_0_the_job_ends_once_too_few_are_left() -> None:
     assert ("timeout", why) == (final_of(desk).kind, final_of(desk).why)
 
 
+@pytest.mark.parametrize(("hosts", "ends"), [(("a", "b", "c", "d"), False), (("a", "b", "c"), True)])
+def test_with_a_join_time_of_0_an_engines_first_nodes_are_waited_for(hosts: tuple[str, ...], ends: bool) -> None:
+    desk = Desk(Rules(3, 4, join_timeout=0.0, wait_for="min", hosts=hosts))
+    desk.join("a", "b", "c")
+    desk.hear(Leave("c", "SIGTERM"))
+    desk.join("a", "b")
+
+    assert ends is (desk.state.final is not None)
+    if not ends:
+        desk.join("d")
+        assert {"a", "b", "d"} == desk.sent().keys()
+
+
 def test_with_a_join_time_of_0_those_who_come_back_are_waited_for() -> None:
     desk = gang("a", "b")
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
