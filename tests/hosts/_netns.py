@@ -97,6 +97,11 @@ class Host:
         """Give the link back."""
         _ip(self._switch, f"link set {self._port} up")
 
+    def lose(self) -> None:
+        """Lose the machine for good: its link is cut, and all that runs on it is killed."""
+        self.cut()
+        self._holder.communicate()
+
 
 def shifted(seconds: float, folder: Path) -> Mapping[str, str]:
     """

@@ -71,6 +71,8 @@ class Cluster:
 
     head: Host
     folder: Path
+    workers: tuple[Host, ...] = ()
+    """The machines of the nodes, in their order."""
 
     def run(self, *command: str, check: bool = True) -> str:
         """What *command* prints, on the machine of slurmctld."""
@@ -134,7 +136,7 @@ def cluster(nodes: int, cpus: int = 4, prefix: str = "m") -> Iterator[Cluster]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eslurm-")))
         *workers, head = stack.enter_context(machines(nodes + 1))
-        found = Cluster(head, folder)
+        found = Cluster(head, folder, tuple(workers))
         names = [host.name.replace("m", prefix, 1) for host in workers]
         _configure(found, workers, names, cpus)
         _start(stack, found, head, "munged", "--force", "--foreground", *_munge(folder))

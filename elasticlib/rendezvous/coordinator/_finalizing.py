@@ -14,7 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from attrs import evolve
 
@@ -78,13 +78,14 @@ def _wait_for_more(state: JobState, now: float) -> Outcome:
     if state.round is not None and rules.join_timeout == 0:
         possible = len(state.waiting) + len(returning(state)) + _expected(state)
         if possible < rules.min_nodes:
-            return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
+            left = {*state.waiting, *returning(state)}
+            return _give_up(state, left, "are left", "; with join_timeout=0 no node is replaced")
 
     deadline = _deadline(state, now)
     if now < deadline:
         return state, (_wake(state, deadline, now),)
 
-    return _give_up(state, f"joined in {rules.join_limit:g} s", "")
+    return _give_up(state, state.waiting.keys(), f"joined in {rules.join_limit:g} s", "")
 
 
 def _expected(state: JobState) -> int:
@@ -303,10 +304,11 @@ def _due(state: JobState, present: int, now: float) -> tuple[float, str]:
     return min(state.last_join + rules.last_call, deadline), why
 
 
-def _give_up(state: JobState, how: str, note: str) -> Outcome:
+def _give_up(state: JobState, present: Set[str], how: str, note: str) -> Outcome:
+    """End the job because only the nodes *present* are there."""
     current, rules = state.round, state.rules
-    why = f"{len(state.waiting)} of at least {rules.min_nodes} nodes {how} ({named(state.waiting)})"
-    missing = set() if current is None else current.entries.keys() - state.waiting.keys()
+    why = f"{len(present)} of at least {rules.min_nodes} nodes {how} ({named(present)})"
+    missing = set() if current is None else current.entries.keys() - present
     if current is not None and missing:
         why += f"; missing of round {current.number}: {named(missing, _gone(current))}"
     if without_ranks := refused(state):

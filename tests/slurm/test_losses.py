@@ -1,0 +1,82 @@
+"""Machines of a real Slurm that die while a job trains on them, and nodes that a job frees while another one runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm._cluster import Cluster, Job, cluster, missing
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+step, limit = 0, float(sys.argv[1]) if len(sys.argv) > 1 else 600
+for step in range(int(limit / 0.02)):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.02)
+    if step == 3 and dist.get_rank() == 0:
+        facts = os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+        print("trains on", *facts, "\\n", end="", flush=True)
+"""
+HEADER = "#!/bin/bash\n#SBATCH --ntasks-per-node=1 --no-kill\n"
+SRUN = "srun --no-kill --wait=0 --kill-on-bad-exit=0 elasticrun --nproc-per-node 1 --max-restarts 3"
+
+
+@pytest.fixture
+def losing() -> Iterator[Cluster]:
+    """Four nodes for one test, which may lose them."""
+    if why := missing():
+        pytest.skip(why)
+    with cluster(4) as found:
+        yield found
+
+
+def started(slurm: Cluster, folder: Path, options: str, *of_batch: str) -> Job:
+    """Return a job that trains."""
+    (folder / "train.py").write_text(TRAIN)
+    script = folder / "job.sh"
+    script.write_text(f"{HEADER}{SRUN} {options}\necho status $?\n")
+    job = slurm.submit(script, *of_batch)
+    job.says("trains on")
+    return job
+
+
+def test_a_lost_node_costs_neither_budget_nor_allocation(losing: Cluster, tmp_path: Path) -> None:
+    job = started(losing, tmp_path, "--nnodes 3:4 train.py", "--nodes=4")
+
+    losing.workers[2].lose()
+    began = time.monotonic()
+    job.says("trains on 3 0")
+    print(f"trained again {time.monotonic() - began:.1f} s after the loss")
+
+    assert "RUNNING" == job.facts()["JobState"]
+
+
+def test_a_job_ends_at_once_without_enough_nodes(losing: Cluster, tmp_path: Path) -> None:
+    job = started(losing, tmp_path, "--rdzv-conf heartbeat_timeout=3 train.py", "--nodes=3")
+
+    losing.workers[2].lose()
+    job.says("2 of at least 3 nodes are left", times=2)
+
+
+def test_an_element_of_an_array_frees_its_nodes_while_another_one_trains(slurm: Cluster, tmp_path: Path) -> None:
+    long = started(slurm, tmp_path, "train.py", "--array=0", "--nodes=2", "--nodelist=m1,m2")
+    again = tmp_path / "short"
+    again.mkdir()
+    short = started(slurm, again, "train.py 1", "--array=1", "--nodes=2", "--nodelist=m1,m2")
+
+    short.says("status 0")
+    began = time.monotonic()
+    assert "COMPLETED" == short.ends()
+    print(f"nodes freed {time.monotonic() - began:.1f} s after the end of the step")
+
+    assert "RUNNING" == long.facts()["JobState"]
+    long.cancel()
+    long.ends()
