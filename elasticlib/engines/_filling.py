@@ -106,33 +106,38 @@ def _offered(context: EngineContext, values: Mapping[str, Any], given: Collectio
         offered["node_rank"] = context.node_rank
 
     meets_here = _meets_here(backend, values, given)
-    conf: dict[str, Any] = {}
+    has_same_id = meets_here or _is_id_of_all_nodes(context, backend)
     if meets_here:
         offered["rdzv_endpoint"] = _endpoint(context, values["master_port"])
+    if has_same_id:
+        offered["rdzv_id"] = context.run_id or values["rdzv_id"]
+
+    conf: dict[str, Any] = {}
     if meets_here and backend == "c10d":
         # The node's own address may not be the endpoint's: it is one of several, or behind a name.
         conf["is_host"] = context.node_rank == 0
-    if meets_here or _is_id_of_all_nodes(context, backend):
-        offered["rdzv_id"] = context.run_id or values["rdzv_id"]
-        if _is_complete(context, backend, given) and not _limits_join(values["rdzv_conf"]):
-            # No node replaces a lost one: the others decide at once.
-            conf["join_timeout"] = 0
+    if has_same_id and _is_complete(context, backend, given):
+        # No node replaces a lost one: the others decide at once.
+        conf.update(_without_replacements(values["rdzv_conf"]))
 
-    if conf:
-        offered["rdzv_conf"] = {**conf, **values["rdzv_conf"]}
+    offered["rdzv_conf"] = {**conf, **values["rdzv_conf"]}
     return offered
 
 
 def _is_complete(context: EngineContext, backend: str, given: Collection[str]) -> bool:
     """Return True if only nodes of the engine's job have its id, and none is added later."""
-    return context.is_fixed and backend in _WITH_SPARES and "rdzv_id" not in given
+    if "rdzv_id" in given:
+        return False
+    return context.is_fixed and backend in _WITH_SPARES
 
 
-def _limits_join(conf: Mapping[str, Any]) -> bool:
-    """Return True if the rendezvous options *conf* say how long nodes wait for others."""
+def _without_replacements(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option by which no replacement is waited for, unless *conf* gives that time by its older name."""
     # A `LaunchConfig` has this timeout also if nobody gave one.
-    is_timeout_given = conf.get("timeout", DEFAULT_RENDEZVOUS_TIMEOUT) != DEFAULT_RENDEZVOUS_TIMEOUT
-    return "join_timeout" in conf or is_timeout_given
+    timeout = conf.get("timeout", DEFAULT_RENDEZVOUS_TIMEOUT)
+    if timeout != DEFAULT_RENDEZVOUS_TIMEOUT:
+        return {}
+    return {"join_timeout": 0}
 
 
 def _backend(context: EngineContext, values: Mapping[str, Any], given: Collection[str]) -> str:

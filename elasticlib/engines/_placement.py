@@ -52,6 +52,8 @@ class EngineContext:
     """Names of the nodes in the order of their ranks."""
     is_fixed: bool = False
     """True if no other node can join the job later: the engine replaces no lost node."""
+    ends_together: bool = False
+    """True if the engine may end all agents of the job soon after the first one has ended."""
     num_agents: int | None = None
     """Number of processes that the engine has started on these nodes."""
     title: str = ""
@@ -127,6 +129,7 @@ def _slurm(environ: _Environ, now: float) -> EngineContext | None:
         grace=_GRACE,
         hosts=hosts,
         is_fixed=True,
+        ends_together=nodes > 1,
         num_agents=_number(environ, "SLURM_STEP_NUM_TASKS"),
         title=f"Slurm step {job}.{step}",
         source="SLURM_STEP_NODELIST",

@@ -20,6 +20,8 @@ STAYS = "stays"
 """
 Attribute of a log record: seconds for which the sender stays at most, though its part is over.
 """
+PATIENCE = "patience"
+"""Attribute of such a record: seconds for which the sender still stays after a request to end."""
 
 
 class Membership(Protocol):

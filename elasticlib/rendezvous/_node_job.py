@@ -49,6 +49,8 @@ class NodeJob(JobOptions):
     """The reason for which the last of them ended."""
     hosts: Sequence[str] = Factory(list)
     """Names of the machines on which an engine has started the job's nodes, by `node_rank`; empty if unknown."""
+    ends_together: bool = False
+    """True if an engine may end the other nodes soon after the first one has ended."""
     options: Mapping[str, Any] = Factory(dict)
     """More options of the backend: TLS files, prefixes."""
 
@@ -71,6 +73,7 @@ class NodeJob(JobOptions):
             fixed_places=self.backend == "static",
             shared_store=self.backend == "static",
             hosts=tuple(self.hosts),
+            ends_together=self.ends_together,
         )
 
     def plain(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from attrs import frozen
 from typing_extensions import Self
 
+from elasticlib.errors import SignalException
 from elasticlib.rendezvous._membership import Membership, Requests
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._node_job import NodeJob
@@ -44,7 +45,11 @@ class Rendezvous:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        # Who stops a launch waits for this node alone.
+        is_stopped = isinstance(error, (SignalException, KeyboardInterrupt))
+        if isinstance(self.member, SidecarClient):
+            self.member.stays = not is_stopped
         self.close()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from attrs import evolve
 
 from elasticlib._clock import wall_time
-from elasticlib.engines import engine_context, scheduler_index
+from elasticlib.engines import EngineContext, engine_context, scheduler_index
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
@@ -48,19 +48,26 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
     if choice.backend in ETCD_BACKENDS and not has_endpoint:
         _find_local_etcd(choice)
     _log_all(warnings)
+    context = _engine_context()
+    has_engines_id = context.run_id == choice.run_id
     return evolve(
-        choice, work=work, command=command, token=token_of(choice, os.environ), hosts=list(_hosts_of(choice.run_id))
+        choice,
+        work=work,
+        command=command,
+        token=token_of(choice, os.environ),
+        hosts=list(context.hosts if has_engines_id else ()),
+        ends_together=context.ends_together,
     )
 
 
-def _hosts_of(run_id: str) -> tuple[str, ...]:
-    """Return the machines of the engine's job if it gave the id *run_id*; empty for any other job."""
+def _engine_context() -> EngineContext:
+    """Return the engine's context of this process; an empty one without an engine."""
     try:
-        context = engine_context(os.environ, now=wall_time())
+        found = engine_context(os.environ, now=wall_time())
     except ConfigError:
         # This job was configured without the engine.
-        return ()
-    return context.hosts if context is not None and context.run_id == run_id else ()
+        found = None
+    return found or EngineContext("none")
 
 
 def _log_all(warnings: Iterable[str]) -> None:

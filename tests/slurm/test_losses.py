@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.slurm._cluster import Cluster, Job, cluster, missing
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

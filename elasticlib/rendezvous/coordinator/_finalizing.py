@@ -305,7 +305,7 @@ def _due(state: JobState, present: int, now: float) -> tuple[float, str]:
 
 
 def _give_up(state: JobState, present: Set[str], how: str, note: str) -> Outcome:
-    """End the job because only the nodes *present* are there."""
+    """End the job: too few nodes are *present*."""
     current, rules = state.round, state.rules
     why = f"{len(present)} of at least {rules.min_nodes} nodes {how} ({named(present)})"
     missing = set() if current is None else current.entries.keys() - present

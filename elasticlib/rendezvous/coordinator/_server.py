@@ -27,6 +27,7 @@ from elasticlib._wording import counted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator import _coordinator, _server_events as events, _state
 from elasticlib.rendezvous.coordinator._causes import in_brief
+from elasticlib.rendezvous.coordinator._farewell import Farewell
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._incoming import HeartbeatLooks, Incoming
@@ -93,6 +94,7 @@ class Server:
     _abandon: events.Abandon | None = None
     _leaver: str | None = None
     """The node whose leaving ends the job."""
+    _farewell: Farewell = field(factory=Farewell)
     _garbage: Garbage = field(factory=Garbage)
     _leftover_keys: tuple[str, ...] = ()
     _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
@@ -193,6 +195,8 @@ class Server:
         self._abandon = None
         if request.leaver:
             self._leaver = request.leaver
+            if self.state.rules.ends_together:
+                self._farewell = Farewell.begin(self.state, request.leaver, now)
         self._follow(self.logic.abandon(self.state, request.why), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
@@ -235,7 +239,7 @@ class Server:
             return False
         if now >= self._leave_by:
             return True
-        has_readers = bool(self._outbox.end_unread) or now < self._readers_until
+        has_readers = bool(self._outbox.end_unread) or bool(self._farewell) or now < self._readers_until
         return not has_readers and self._abandon is None
 
     def _stop(self, out: list[events.Action]) -> None:
@@ -278,6 +282,7 @@ class Server:
                     self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
 
         self._step(MessageReceived(envelope.seq, envelope.report), now, out)
+        self._farewell = self._farewell.reported(envelope.report)
 
         # A node that leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
@@ -295,6 +300,7 @@ class Server:
 
         counts = self._incoming.counts([mailbox for _, mailbox in self._looks.reads])
         self._step(Heartbeats(counts), now, out)
+        self._farewell = self._farewell.heard(counts, now, self.state.rules.heartbeat)
 
         # It shows a node which of its heartbeats were read, and that time passed while it slept.
         self._greets = True

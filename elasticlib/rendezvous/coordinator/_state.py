@@ -86,6 +86,9 @@ class Rules:
     hosts: tuple[str, ...] = field(default=(), eq=False, metadata={NOT_HANDED_OVER: True})
     """Names of the machines on which an engine has started nodes, in the order of their indexes; empty if unknown."""
 
+    ends_together: bool = field(default=False, eq=False, metadata={NOT_HANDED_OVER: True})
+    """True if a node that coordinates must not leave before the workers of the others have ended."""
+
     @max_nodes.validator
     def _not_below_min(self, _: object, value: int) -> None:
         if value < self.min_nodes:

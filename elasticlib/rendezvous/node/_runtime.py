@@ -8,20 +8,27 @@ Rules of this file: wiring only. Which node coordinates the job is the matter of
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from typing import Any
 
 from elasticlib._clock import Clock, monotonic
+from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import RendezvousError
+from elasticlib.rendezvous._membership import PATIENCE, STAYS
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo, FixedNodeInfo
+from elasticlib.rendezvous.net._presence import wait_for_end
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_role import CoordinatorRole, LeaderRole, StoreRole
 from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.node._staying import must_stay
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
+
+_log = logging.getLogger("elasticlib")
 
 _MOST_MESSAGES = 1_000_000_000
 """Messages of one node through one sidecar."""
@@ -149,6 +156,24 @@ class NodeRuntime:
             self._role.stay()
 
         self._backend.close()
+
+    def stay(self, limit: float, *, until_end: bool) -> None:
+        """
+        Stay until the host of the job's store has left, if the engine would end the others else; call
+        it after `close`.
+
+        That takes *limit* s at most, unless this node must stay *until_end*.
+        """
+        job = self.job
+        if not must_stay(job, self.member.final, hosts_store=self.hosts_store):
+            return
+        if until_end:
+            text = (
+                f"node {job.node} has ended, and stays until job {job.run_id!r} ends: its engine may end the other "
+                "nodes soon after the first one; SIGTERM or Ctrl-C ends the wait"
+            )
+            _log.warning("%s", text, extra={STAYS: LONGEST_TIME, PATIENCE: limit})
+        wait_for_end(self._backend.host, int(self._backend.port), None if until_end else limit)
 
     def _offer(self) -> BoundNodeInfo | FixedNodeInfo:
         job = self.job

@@ -31,7 +31,7 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.processes import CHANNEL_FD, Channel, Lease, Message, Process, Waitable, wait_readable, wake_with_parent
-from elasticlib.rendezvous._membership import STAYS, Word
+from elasticlib.rendezvous._membership import PATIENCE, STAYS, Word
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -70,8 +70,7 @@ class LogLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the line of *record*."""
         line: Message = {"op": "log", "level": record.levelno, "text": self.format(record)}
-        if hasattr(record, STAYS):
-            line[STAYS] = getattr(record, STAYS)
+        line.update({name: getattr(record, name) for name in (STAYS, PATIENCE) if hasattr(record, name)})
         self._lines.append(line)
         os.eventfd_write(self._ready, 1)
 
@@ -105,6 +104,8 @@ class Bridge:
     """The process whose death ends all workers of this node."""
     watch: SidecarWatch = field(init=False)
     stall: float = SILENCE
+    stays_until_end: bool = False
+    """True if the launcher, once it has said goodbye, may wait for the end of the whole job."""
     _broken: bool = False
     _reported_hosting: bool = False
     _waiting: int = 0
@@ -141,6 +142,7 @@ class Bridge:
             if received is None:
                 return False
             if received[0]["op"] == "close":
+                self.stays_until_end = received[0]["stays"]
                 return True
             self._obey(*received)
 
@@ -391,6 +393,7 @@ def _leave(bridge: Bridge, linger: float) -> None:
     def close() -> None:
         try:
             bridge.share.close(linger)
+            bridge.share.stay(linger, until_end=bridge.stays_until_end)
         finally:
             os.eventfd_write(closed, 1)
 

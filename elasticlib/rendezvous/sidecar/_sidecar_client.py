@@ -89,6 +89,8 @@ class SidecarClient:
 
     requests: Requests | None = None
     """Source of requests to end; while `close` stays for other jobs, a request ends that wait."""
+    stays = False
+    """True if `close` may wait for the end of the whole job, where an engine would end the other nodes else."""
     _is_shared = False
     """True if the owner is a handler, whose caller decides what a loss means."""
 
@@ -322,7 +324,7 @@ class SidecarClient:
         self._closed = True
         self._succession.kept.forget_endpoint()
         try:
-            self._process.end(self._hear, self.requests, limit, _ENDING)
+            self._process.end(self._hear, self.requests, limit, _ENDING, stays=self.stays)
             self._notices.drop_listener()
         finally:
             self._succession.close()

@@ -34,7 +34,7 @@ from elasticlib.processes import (
     takes_more,
     wait_readable,
 )
-from elasticlib.rendezvous._membership import STAYS, Requests
+from elasticlib.rendezvous._membership import PATIENCE, STAYS, Requests
 from elasticlib.rendezvous.sidecar._contact import ContactLimits, SidecarContact
 
 LIMIT = 5
@@ -164,15 +164,22 @@ class SidecarProcess:
         return self._sender.is_alive() and not self.contact.is_silent
 
     def end(
-        self, hear: Callable[[Message, list[int]], object], requests: Requests | None, limit: float, grace: float
+        self,
+        hear: Callable[[Message, list[int]], object],
+        requests: Requests | None,
+        limit: float,
+        grace: float,
+        *,
+        stays: bool = False,
     ) -> None:
         """
         Ask the process to end, and kill it if it has not ended after *limit* seconds.
 
         *hear* is called with its last messages. If it stays for other jobs in its store, it may
         take *grace* seconds beyond the time that it announced; one of *requests* ends that wait.
+        With *stays*, it may also announce that it stays until the end of the whole job.
         """
-        self._sender.close(encoded_message({"op": "close"}))
+        self._sender.close(encoded_message({"op": "close", "stays": stays}))
         end = _End(self, hear, requests, limit, grace)
         try:
             if not self.gone:
@@ -208,6 +215,8 @@ class _End:
     """Seconds that it may take beyond the time that it announced."""
     stays: bool = field(init=False, default=False)
     """True if it stays for other jobs, though this one has ended."""
+    _patience: float = field(init=False, default=0.0)
+    """Seconds that it may still take after the first request to end."""
     _deadline: float = field(init=False, default=0.0)
 
     def wait(self) -> None:
@@ -252,7 +261,11 @@ class _End:
             return False
         # Taken, so that the program does not end a second time for it.
         self.requests.drain()
-        return True
+        if not self._patience:
+            return True
+        # A second request ends the wait at once.
+        self._deadline, self._patience = monotonic() + self._patience, 0.0
+        return False
 
     def _receive(self) -> bool:
         """Handle one message; return False if no other will follow."""
@@ -267,6 +280,7 @@ class _End:
         if stays:
             self.stays = True
             self._deadline = monotonic() + stays + self.grace
+            self._patience = message.get(PATIENCE, 0.0)
 
         self.hear(message, descriptors)
         return True

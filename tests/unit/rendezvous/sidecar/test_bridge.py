@@ -333,7 +333,7 @@ def test_signs_of_life_are_answered_now_and_then(desk: Desk) -> None:
 
 
 def test_a_goodbye_ends_the_work(desk: Desk) -> None:
-    desk.launcher.send({"op": "close"})
+    desk.launcher.send({"op": "close", "stays": False})
 
     desk.step(expected=True)
 

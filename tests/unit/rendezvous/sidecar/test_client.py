@@ -528,7 +528,7 @@ def test_closing_parts_from_the_process_and_waits_for_its_end(member: SidecarCli
     os.kill(process.pid, signal.SIGTERM)
     member.close()
 
-    assert process.heard() == {"op": "close"}
+    assert process.heard() == {"op": "close", "stays": False}
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
 

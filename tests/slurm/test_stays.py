@@ -1,0 +1,66 @@
+"""Agents of a real Slurm's step that have ended: they stay until the others have, so that Slurm cuts no save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm._cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+SAVE = """
+import os, sys, time, torch, torch.distributed as dist, elasticlib
+dist.init_process_group("gloo")
+for step in range(1_000_000):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+    if step == 3:
+        print("trains\\n", end="", flush=True)
+    if elasticlib.should_stop():
+        time.sleep(3 if os.environ["RANK"] == sys.argv[1] else 0)
+        print("saved\\n", end="", flush=True)
+        break
+"""
+"""The rank that is given saves for long."""
+
+TRAIN = """
+import time
+print("trains\\n", end="", flush=True)
+time.sleep(5)
+print("trained\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("slow", [0, 1], ids=["host", "other"])
+def test_a_node_that_has_saved_stays_until_the_others_have(slurm: Cluster, tmp_path: Path, slow: int) -> None:
+    (tmp_path / "save.py").write_text(SAVE)
+    script = tmp_path / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n"
+        f"srun --kill-on-bad-exit=1 elasticrun --nproc-per-node 1 save.py {slow}\necho status $?\n"
+    )
+    job = slurm.submit(script)
+    job.says("trains", times=2)
+
+    job.cancel("--signal=TERM")
+    job.says("status")
+
+    assert 2 == job.said.count("saved"), job.said
+    assert "status 75" in job.said
+    job.ends()
+
+
+def test_a_node_that_is_refused_stays_until_the_job_ends(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    node = "bash -c 'exec elasticrun --nproc-per-node 1 --wait-for min --nnodes 1:$((2 + SLURM_PROCID)) train.py'"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun --wait=1 {node}\necho status $?\n")
+    job = slurm.submit(script)
+
+    job.says("status")
+
+    assert "cannot join the job" in job.said and "stays until job" in job.said
+    assert "trained" in job.said, job.said
+    job.ends()
