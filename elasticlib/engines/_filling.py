@@ -24,6 +24,8 @@ _WITH_ENDPOINT_HERE = frozenset({"c10d", "static"})
 """Backends whose store one of the nodes hosts."""
 _WITH_SPARES = frozenset({"c10d", "etcd", "etcd-v2", "etcd-v3"})
 """Backends whose jobs may lose nodes. Others have another meaning of ``join_timeout=0``."""
+_RECONNECT = 10
+"""Seconds to find the store again where its host is not replaced: the allocation costs more than a short wait."""
 
 
 @frozen
@@ -116,6 +118,9 @@ def _offered(context: EngineContext, values: Mapping[str, Any], given: Collectio
     if meets_here and backend == "c10d":
         # The node's own address may not be the endpoint's: it is one of several, or behind a name.
         conf["is_host"] = context.node_rank == 0
+        if context.is_fixed:
+            # The job ends with the node at the endpoint, and the engine brings no other one.
+            conf["reconnect_timeout"] = _RECONNECT
     if has_same_id and _is_complete(context, backend, given):
         # No node replaces a lost one: the others decide at once.
         conf.update(_without_replacements(values["rdzv_conf"]))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.slurm._cluster import Cluster, Job, cluster, missing
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +57,33 @@ def test_a_lost_node_costs_neither_budget_nor_allocation(losing: Cluster, tmp_pa
     print(f"trained again {time.monotonic() - began:.1f} s after the loss")
 
     assert "RUNNING" == job.facts()["JobState"]
+
+
+def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path: Path) -> None:
+    # Their output goes to files of their own: srun runs on the head.
+    command = "bash -c 'exec elasticrun --nproc-per-node 1 --nnodes 3:4 train.py > node.$SLURM_PROCID 2>&1'"
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
+    job = losing.submit(script, "--nodes=4")
+    wait_until(lambda: "trains on" in said_by(tmp_path, 0), what=lambda: job.said)
+
+    losing.workers[0].lose()
+    began = time.monotonic()
+    for node in (1, 2, 3):
+        wait_until(partial(has_given_up, tmp_path, node), what=lambda: said_by(tmp_path, 1))
+    print(f"ended {time.monotonic() - began:.1f} s after the loss")
+
+
+def has_given_up(folder: Path, node: int) -> bool:
+    """Return whether the node has written that it cannot reach the head."""
+    return "contact with the job was lost; gave up" in said_by(folder, node)
+
+
+def said_by(folder: Path, node: int) -> str:
+    """Return the output of a node that writes to a file of its own."""
+    file = folder / f"node.{node}"
+    return file.read_text() if file.exists() else ""
 
 
 def test_a_job_ends_at_once_without_enough_nodes(losing: Cluster, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from elasticlib.rendezvous._membership import PATIENCE, STAYS
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo, FixedNodeInfo
-from elasticlib.rendezvous.net._presence import wait_for_end
+from elasticlib.rendezvous.net._presence import connected, wait_for_end
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_role import CoordinatorRole, LeaderRole, StoreRole
 from elasticlib.rendezvous.node._session_liveness import Limits
@@ -167,13 +167,18 @@ class NodeRuntime:
         job = self.job
         if not must_stay(job, self.member.final, hosts_store=self.hosts_store):
             return
+        connection = connected(self._backend.host, int(self._backend.port))
+        if connection is None:
+            return
+
         if until_end:
             text = (
                 f"node {job.node} has ended, and stays until job {job.run_id!r} ends: its engine may end the other "
                 "nodes soon after the first one; SIGTERM or Ctrl-C ends the wait"
             )
             _log.warning("%s", text, extra={STAYS: LONGEST_TIME, PATIENCE: limit})
-        wait_for_end(self._backend.host, int(self._backend.port), None if until_end else limit)
+        with connection:
+            wait_for_end(connection, None if until_end else limit)
 
     def _offer(self) -> BoundNodeInfo | FixedNodeInfo:
         job = self.job

@@ -39,11 +39,12 @@ def filled(its: EngineContext | None = None, **given: Any) -> Filling:
     return filling(its or context(), DEFAULTS | given, given)
 
 
+CONF = {"is_host": False, "reconnect_timeout": 10}
 ALL = {
     "nnodes": (4, 4),
     "rdzv_backend": "c10d",
     "rdzv_endpoint": "n1:20061",
-    "rdzv_conf": {"is_host": False, "join_timeout": 0},
+    "rdzv_conf": CONF | {"join_timeout": 0},
     "rdzv_id": "1.0.0",
 }
 
@@ -57,18 +58,18 @@ ALL = {
         # Nodes of another step may have the same id, and join later.
         (
             {"rdzv_id": "mine"},
-            {name: value for name, value in ALL.items() if name != "rdzv_id"} | {"rdzv_conf": {"is_host": False}},
+            {name: value for name, value in ALL.items() if name != "rdzv_id"} | {"rdzv_conf": CONF},
         ),
         (
             {"rdzv_conf": {"join_timeout": "60"}},
-            ALL | {"rdzv_conf": {"is_host": False, "join_timeout": "60"}},
+            ALL | {"rdzv_conf": CONF | {"join_timeout": "60"}},
         ),
         (
             {"rdzv_conf": {"timeout": "60"}},
-            ALL | {"rdzv_conf": {"is_host": False, "timeout": "60"}},
+            ALL | {"rdzv_conf": CONF | {"timeout": "60"}},
         ),
         (
-            {"rdzv_conf": {"is_host": True, "join_timeout": 5}},
+            {"rdzv_conf": {"is_host": True, "join_timeout": 5, "reconnect_timeout": 60}},
             {name: value for name, value in ALL.items() if name != "rdzv_conf"},
         ),
         # The user says where the nodes meet: those of another step may come, whose id would be another one.
@@ -105,7 +106,9 @@ def test_what_nobody_gave_is_filled_in(given: dict[str, Any], values: dict[str, 
 
 
 def test_the_first_node_hosts_the_store() -> None:
-    assert {"is_host": True, "join_timeout": 0} == filled(context(node_rank=0)).values["rdzv_conf"]
+    assert {"is_host": True, "reconnect_timeout": 10, "join_timeout": 0} == filled(context(node_rank=0)).values[
+        "rdzv_conf"
+    ]
 
 
 def test_an_engine_that_replaces_nodes_leaves_the_join_time() -> None:
