@@ -8,8 +8,8 @@ import logging
 import os
 from collections.abc import Mapping
 
-from elasticlib.cli._verdict import ExitSettings, may_be_requeued, termination_message
-from elasticlib.engines import requeue, restarts_of
+from elasticlib.cli._verdict import ExitSettings, has_lost_nodes, may_be_requeued, termination_message
+from elasticlib.engines import release_after_loss, requeue
 from elasticlib.errors import ElasticError, RendezvousGracefulExitError
 
 log = logging.getLogger("elasticlib.run")
@@ -22,8 +22,10 @@ def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str
     if isinstance(error, RendezvousGracefulExitError):
         return
     _write(settings.termination_log, termination_message(error))
-    if may_be_requeued(error, settings, restarts_of(environ)):
+    if may_be_requeued(error, settings):
         _requeue(environ)
+    elif has_lost_nodes(error):
+        _give_allocation_back(settings, environ)
 
 
 def _write(path: str | None, text: str) -> None:
@@ -42,3 +44,9 @@ def _requeue(environ: Mapping[str, str]) -> None:
         log.warning("the job is not requeued: %s", why_not)
     else:
         log.warning("the job is requeued")
+
+
+def _give_allocation_back(settings: ExitSettings, environ: Mapping[str, str]) -> None:
+    command = release_after_loss(environ, settings.engine)
+    if command:
+        log.warning("the job's script was lost with its machine: %s", command)

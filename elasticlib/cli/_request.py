@@ -22,7 +22,16 @@ from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.cli._verdict import ExitSettings
-from elasticlib.engines import Filling, ending, engine_context, filling, is_shared_step, kill_wait, reachable
+from elasticlib.engines import (
+    EngineContext,
+    Filling,
+    ending,
+    engine_context,
+    filling,
+    is_shared_step,
+    kill_wait,
+    reachable,
+)
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
@@ -74,7 +83,8 @@ def request_of(
             values["progress"] = False
 
     try:
-        filled = _fill_in(values, given, environ)
+        context = None if values["standalone"] else engine_context(environ, values["engine"], now=wall_time())
+        filled = _fill_in(context, values, given, environ)
         values, given = {**values, **filled.values}, {**dict.fromkeys(filled.values, filled.source), **given}
         config = _config(values, given, environ)
     except ConfigError as e:
@@ -87,17 +97,16 @@ def request_of(
         tuple(args.training_script_args),
         given,
         values["progress"],
-        _exit_settings(values, given, environ),
+        _exit_settings(context, values, given),
         filled.notice,
     )
 
 
-def _exit_settings(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> ExitSettings:
+def _exit_settings(context: EngineContext | None, values: Mapping[str, Any], given: Mapping[str, str]) -> ExitSettings:
     requeue = values["requeue"]
     source = given.get("requeue", "--requeue")
     if requeue < 0:
         raise ConfigError(f"{source}: {requeue} must be a number of times, 0 or more")
-    context = engine_context(environ, values["engine"], now=wall_time())
     is_in_step = context is not None and context.engine == "slurm"
     if requeue and not is_in_step:
         raise ConfigError(f"{source} {requeue}: this process is not in a step of Slurm; leave it out")
@@ -106,6 +115,7 @@ def _exit_settings(values: Mapping[str, Any], given: Mapping[str, str], environ:
         _exit_status("failure_exit", values, given),
         values["termination_log"],
         requeue,
+        context,
     )
 
 
@@ -117,11 +127,10 @@ def _exit_status(name: str, values: Mapping[str, Any], given: Mapping[str, str])
     return number
 
 
-def _fill_in(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> Filling:
+def _fill_in(
+    context: EngineContext | None, values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]
+) -> Filling:
     """Return the values that the engine adds, and log its warnings. Raises `ConfigError`."""
-    if values["standalone"]:
-        return Filling()
-    context = engine_context(environ, values["engine"], now=wall_time())
     if context is None:
         return Filling()
 

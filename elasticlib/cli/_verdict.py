@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from elasticlib.engines import EngineContext
 from elasticlib.errors import (
     PREEMPTED,
     ChildFailedError,
     ConfigError,
     ElasticError,
     PreemptedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    RendezvousNotFoundError,
 )
 
 FAILED = 1
@@ -34,6 +37,8 @@ class ExitSettings:
     """File for the root cause; None: the default of Kubernetes, if it exists."""
     requeue: int = 0
     """Most times that the Slurm job is requeued."""
+    engine: EngineContext | None = None
+    """The engine that started this process."""
 
 
 def exit_status(error: ElasticError, settings: ExitSettings) -> int:
@@ -63,8 +68,16 @@ def termination_message(error: ElasticError) -> str:
     return text.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
 
 
-def may_be_requeued(error: ElasticError, settings: ExitSettings, restarts: int) -> bool:
-    """Return True if the end of a Slurm job that was requeued *restarts* times is a reason to requeue it again."""
-    has_lost_nodes = isinstance(error, RendezvousError) and bool(error.lost_hosts)
-    is_reason = isinstance(error, PreemptedError) or has_lost_nodes
+def may_be_requeued(error: ElasticError, settings: ExitSettings) -> bool:
+    """Return True if the end of a Slurm job is a reason to requeue it again."""
+    restarts = 0 if settings.engine is None else settings.engine.restart_count
+    is_reason = isinstance(error, PreemptedError) or has_lost_nodes(error)
     return is_reason and restarts < settings.requeue
+
+
+def has_lost_nodes(error: ElasticError) -> bool:
+    """Return True if the launch ended because nodes of the job, or the one with its store, were lost."""
+    # A store that was never reached was not lost.
+    has_lost_store = isinstance(error, RendezvousConnectionError) and not isinstance(error, RendezvousNotFoundError)
+    has_lost_members = isinstance(error, RendezvousError) and bool(error.lost_hosts)
+    return has_lost_store or has_lost_members

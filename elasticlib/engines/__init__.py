@@ -4,9 +4,10 @@ Engines: programs that place one agent on each node, such as Slurm and Kubernete
 * `_placement`: the variables that an engine has left in the environment of this process; one reader for each engine.
 * `_filling`: the options that a launch takes from it, which are only those that nobody gave.
 * `_slurm_queries`: asks Slurm for the address of a node whose name does not resolve, the end of a job, and
-  whether it was cancelled.
+  whether it was cancelled; requeues a job.
+* `_lost_script`: gives an allocation of Slurm back whose batch script was on a lost machine.
 
-Only `_slurm_queries` leaves the process. Ray and hosts over SSH have no reader: they start no agent on their own.
+Only the last two leave the process. Ray and hosts over SSH have no reader: they start no agent on their own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if typing.TYPE_CHECKING:
         filling as filling,
         with_all_nodes as with_all_nodes,
     )
+    from elasticlib.engines._lost_script import (
+        release_after_loss as release_after_loss,
+    )
     from elasticlib.engines._placement import (
         ENGINES as ENGINES,
         EngineContext as EngineContext,
@@ -35,7 +39,6 @@ if typing.TYPE_CHECKING:
         kill_wait as kill_wait,
         reachable as reachable,
         requeue as requeue,
-        restarts_of as restarts_of,
     )
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -43,6 +46,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
-        "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue restarts_of",
+        "elasticlib.engines._lost_script": "release_after_loss",
+        "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
     },
 )

@@ -24,7 +24,7 @@ _WITH_ENDPOINT_HERE = frozenset({"c10d", "static"})
 """Backends whose store one of the nodes hosts."""
 _WITH_SPARES = frozenset({"c10d", "etcd", "etcd-v2", "etcd-v3"})
 """Backends whose jobs may lose nodes. Others have another meaning of ``join_timeout=0``."""
-_RECONNECT = 10
+_RECONNECT = 8
 """Seconds to find the store again where its host is not replaced: the allocation costs more than a short wait."""
 
 

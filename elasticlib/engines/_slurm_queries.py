@@ -42,14 +42,14 @@ def _resolves(host: str) -> bool:
 
 def _node_address(host: str) -> str:
     """Return the address that Slurm uses for the node *host*; empty if Slurm does not say."""
-    return _shown("node", host).get("NodeAddr", "")
+    return shown("node", host).get("NodeAddr", "")
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
     """Return the Unix time at which Slurm now plans to end the job of this step; None without an answer."""
     if "SLURM_JOB_ID" not in environ:
         return None
-    return number_in(_shown("job", environ["SLURM_JOB_ID"]), "EndTime")
+    return number_in(shown("job", environ["SLURM_JOB_ID"]), "EndTime")
 
 
 def kill_wait(environ: Mapping[str, str]) -> float | None:
@@ -70,17 +70,12 @@ def is_cancelled(environ: Mapping[str, str]) -> bool:
     """Return True if this process is in a step of a Slurm job that its owner has cancelled, as far as Slurm says."""
     if "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
         return False
-    job = _shown("job", environ["SLURM_JOB_ID"])
+    job = shown("job", environ["SLURM_JOB_ID"])
 
     # Until all processes are gone, the state is COMPLETING whatever ended the job. A time limit has its reason then, a
     # preemption its time.
     has_cause = job.get("Reason") != "None" or job.get("PreemptTime", "None") != "None"
     return job.get("JobState") == "CANCELLED" or (job.get("JobState") == "COMPLETING" and not has_cause)
-
-
-def restarts_of(environ: Mapping[str, str]) -> int:
-    """Return how often Slurm has restarted this job."""
-    return number_in(environ, "SLURM_RESTART_COUNT") or 0
 
 
 def requeue(environ: Mapping[str, str]) -> str:
@@ -89,8 +84,8 @@ def requeue(environ: Mapping[str, str]) -> str:
 
     Return the reason if the job is not requeued; empty if it is.
     """
-    number, restarts = environ.get("SLURM_JOB_ID", ""), restarts_of(environ)
-    job = _shown("job", number)
+    number, restarts = environ.get("SLURM_JOB_ID", ""), number_in(environ, "SLURM_RESTART_COUNT") or 0
+    job = shown("job", number)
     if not job:
         return "Slurm does not say whether the job was cancelled"
     if job.get("JobState") == "CANCELLED":
@@ -100,7 +95,7 @@ def requeue(environ: Mapping[str, str]) -> str:
 
     complaint = _complaint_about("requeue", number)
     # Two nodes may ask at the same time, of which Slurm refuses the second.
-    is_done = not complaint or _is_requeued(_shown("job", number), restarts)
+    is_done = not complaint or _is_requeued(shown("job", number), restarts)
     return "" if is_done else complaint
 
 
@@ -120,10 +115,10 @@ def _complaint_about(*args: str) -> str:
     return done.stderr.strip() or f"scontrol {' '.join(args)} ended with {done.returncode}"
 
 
-def _shown(kind: str, name: str) -> dict[str, str]:
+def shown(kind: str, name: str) -> dict[str, str]:
     """Return what Slurm says of the node or job *name*; empty if it says nothing."""
-    shown = _scontrol("--oneliner", "show", kind, name)
-    return {} if shown is None else dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown.stdout))
+    done = _scontrol("--oneliner", "show", kind, name)
+    return {} if done is None else dict(re.findall(r"(?:^| )(\w+)=(\S*)", done.stdout))
 
 
 def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:

@@ -65,7 +65,7 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     (tmp_path / "train.py").write_text(TRAIN)
     script = tmp_path / "job.sh"
     script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
-    job = losing.submit(script, "--nodes=4")
+    job = losing.submit(script, "--nodes=4", "--no-requeue")
     wait_until(lambda: "trains on" in said_by(tmp_path, 0), what=lambda: job.said)
 
     losing.workers[0].lose()
@@ -73,6 +73,8 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     for node in (1, 2, 3):
         wait_until(partial(has_given_up, tmp_path, node), what=lambda: said_by(tmp_path, 1))
     print(f"ended {time.monotonic() - began:.1f} s after the loss")
+    wait_until(lambda: job.facts()["JobState"] != "RUNNING", what=lambda: said_by(tmp_path, 1))
+    print(f"allocation given back {time.monotonic() - began:.1f} s after the loss")
 
 
 def has_given_up(folder: Path, node: int) -> bool:

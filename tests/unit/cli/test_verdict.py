@@ -6,9 +6,11 @@ import signal
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib.cli import ExitSettings, exit_status
 from elasticlib.cli._verdict import may_be_requeued, termination_message
+from elasticlib.engines import EngineContext
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -17,7 +19,9 @@ from elasticlib.errors import (
     PreemptedError,
     ProcessFailure,
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousGracefulExitError,
+    RendezvousNotFoundError,
     SignalException,
     StartError,
 )
@@ -71,14 +75,18 @@ def test_the_exit_status_follows_from_the_error(error: ElasticError, status: int
         (PREEMPTED, 2, False),
         (lost(RendezvousClosedError("too few nodes"), "n2"), 0, True),
         (RendezvousClosedError("too few nodes"), 0, False),
+        (RendezvousConnectionError("the store is gone"), 0, True),
+        (RendezvousNotFoundError("no store"), 0, False),
         (lost(failed(), "n2"), 0, False),
         (SignalException("stopped", signal.SIGTERM), 0, False),
         (LaunchInterrupted("interrupted", signal.SIGINT), 0, False),
     ],
 )
 def test_a_preemption_and_a_lost_node_requeue_the_job(error: ElasticError, restarts: int, requeued: bool) -> None:
-    assert requeued == may_be_requeued(error, SETTINGS, restarts)
-    assert not may_be_requeued(error, ExitSettings(), restarts)
+    engine = EngineContext("slurm", restart_count=restarts)
+
+    assert requeued == may_be_requeued(error, evolve(SETTINGS, engine=engine))
+    assert not may_be_requeued(error, ExitSettings(engine=engine))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def filled(its: EngineContext | None = None, **given: Any) -> Filling:
     return filling(its or context(), DEFAULTS | given, given)
 
 
-CONF = {"is_host": False, "reconnect_timeout": 10}
+CONF = {"is_host": False, "reconnect_timeout": 8}
 ALL = {
     "nnodes": (4, 4),
     "rdzv_backend": "c10d",
@@ -106,7 +106,7 @@ def test_what_nobody_gave_is_filled_in(given: dict[str, Any], values: dict[str, 
 
 
 def test_the_first_node_hosts_the_store() -> None:
-    assert {"is_host": True, "reconnect_timeout": 10, "join_timeout": 0} == filled(context(node_rank=0)).values[
+    assert {"is_host": True, "reconnect_timeout": 8, "join_timeout": 0} == filled(context(node_rank=0)).values[
         "rdzv_conf"
     ]
 

@@ -1,0 +1,95 @@
+"""
+A Slurm batch job whose script was on a lost machine: its allocation is given back.
+
+With ``--no-kill`` Slurm keeps such a job until its time limit, although no script is left to end it.
+
+Rules of this file: nothing is asked of Slurm while the step's srun lives. A machine that cannot be
+reached may be alive, and only this one be cut off: another node of the step must find the same.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from elasticlib.engines._placement import EngineContext
+from elasticlib.engines._slurm_queries import shown
+
+_RESPONDERS = (1, 2)
+"""Places of the nodes that may ask, so that a thousand survivors are not a load for slurmctld."""
+_ATTEMPT = 1.0
+_LONGEST_ANSWER = 10.0
+"""Seconds: Slurm's own MessageTimeout."""
+_MOST_WITNESSES = 2
+_FOR_SRUN = ("PATH", "HOME", "USER", "SLURM_CONF")
+"""Variables that srun needs. Those of this step would be options of the new one."""
+_PROBE = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))
+except OSError:
+    print("unreachable")
+"""
+
+
+def release_command(job: Mapping[str, str], head: str) -> tuple[str, ...]:
+    """
+    Return the command that gives back the *job* that Slurm describes; empty if its script was not on *head*.
+    """
+    has_script = job.get("BatchFlag") == "1" and job.get("BatchHost") == head
+    if not has_script or job.get("JobState") != "RUNNING":
+        return ()
+    return ("scancel", job["JobId"])
+
+
+def release_after_loss(environ: Mapping[str, str], context: EngineContext | None) -> str:
+    """
+    Give the allocation back if the machine with the job's script is lost, and return the command; else return "".
+
+    *context* is that of this process, which has lost the contact with the first node.
+    """
+    if context is None or context.engine != "slurm" or context.node_rank not in _RESPONDERS:
+        return ""
+
+    head, this = context.hosts[0], context.hosts[context.node_rank]
+    command = release_command(shown("job", environ["SLURM_JOB_ID"]), head)
+    others = [host for host in context.hosts if host not in (head, this)]
+    if not command or not _is_launcher_gone(environ, others):
+        return ""
+    return " ".join(command) if _answer(command, environ) is not None else ""
+
+
+def _is_launcher_gone(environ: Mapping[str, str], others: Sequence[str]) -> bool:
+    """Return whether the srun that started this step has ended, or its machine is lost."""
+    host, port = environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), environ.get("SLURM_STEP_LAUNCHER_PORT", "")
+    if not host or not port.isdecimal():
+        return False
+    try:
+        socket.create_connection((host, int(port)), _ATTEMPT).close()
+    except ConnectionRefusedError:
+        # Its machine answers, and has no such process any more.
+        return True
+    except (OSError, OverflowError):
+        return any(_is_unreachable_from(other, host, port, environ) for other in others[:_MOST_WITNESSES])
+    return False
+
+
+def _is_unreachable_from(other: str, host: str, port: str, environ: Mapping[str, str]) -> bool:
+    """Return whether the node *other* cannot reach *host* either; False if it does not answer."""
+    step = ["srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={other}"]
+    probe = [sys.executable, "-I", "-S", "-c", _PROBE, host, port, str(_ATTEMPT)]
+    return _answer([*step, *probe], environ) == "unreachable"
+
+
+def _answer(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the output of *command*; None if it fails."""
+    settings = {name: environ[name] for name in _FOR_SRUN if name in environ}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=settings, timeout=_LONGEST_ANSWER
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
