@@ -109,12 +109,11 @@ class _Control:
 
     def close(self) -> None:
         """End `serve`, and let the clients that wait know of the end."""
-        # Closing it would not wake a thread that accepts.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for connection in self._waiting:
-            connection.close()
+        # Closing alone would not wake a thread that accepts, nor the clients of a socket that a forked child has too.
+        for each in (self._listener, *self._waiting):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
 
 @contextmanager

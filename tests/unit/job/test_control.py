@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -73,6 +74,22 @@ def is_closed(connection: socket.socket) -> bool:
         return not connection.recv(100)
     except ConnectionResetError:
         return True  # bytes that it did not read were left
+
+
+def test_a_client_learns_of_the_end_if_a_forked_child_lives_on(inbox: Inbox) -> None:
+    with controlled(RUN_ID, "train.py", inbox):
+        connection = ask_to_stop(launch(), None, only_node=False)
+        assert connection is not None
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    try:
+        wait_for_end(connection)
+        assert RUN_ID not in [each.run_id for each in running_launches()]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize(
