@@ -476,17 +476,8 @@ class SimpleElasticAgent(ElasticAgent):
                 _policy.WantStop() | _policy.AwaitReturn() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree()
             ):
                 self._perform_common_stop(action)
-            case _policy.StopWorkers(why, signum, grace, spares):
-                if spares:
-                    self._spare_savers()
-                self._stop(why, signum, grace)
-                # A loss of contact since then explains why workers were killed: handle it first.
-                # The error is raised again at the next wait.
-                with contextlib.suppress(RendezvousError):
-                    self._listen()
-                has_succeeded = self._result.state is WorkerState.SUCCEEDED
-                has_saved = self._is_ending() and self._ended_well()
-                self._events.append(_policy.WorkersGone(has_succeeded, has_saved))
+            case _policy.StopWorkers():
+                self._perform_stop(action)
             case _policy.ReportFailed(number):
                 member.post(Failed(member.node, number, notes(self._failures().values())))
             case _policy.ReportStopped(number):
@@ -495,17 +486,34 @@ class SimpleElasticAgent(ElasticAgent):
                 self._telemetry.stopped(failures)
             case _policy.ReportSucceeded(number):
                 member.post(Succeeded(member.node, number))
-            case _policy.LeaveJob(why, number, ends_job):
+            case _policy.LeaveJob():
                 with contextlib.suppress(RendezvousClosedError):
-                    if ends_job:
-                        member.post(Close(member.node, why, stops=True))
-                    member.post(Leave(member.node, why, number))
+                    self._perform_leave(action)
             case _policy.Finish():
                 return self._finish(action)
             case _:
                 assert_never(action)
 
         return None
+
+    def _perform_stop(self, action: _policy.StopWorkers) -> None:
+        if action.spares:
+            self._spare_savers()
+        self._stop(action.why, action.signum, action.grace)
+        # A loss of contact since then explains why workers were killed: handle it first.
+        # The error is raised again at the next wait.
+        with contextlib.suppress(RendezvousError):
+            self._listen()
+
+        has_succeeded = self._result.state is WorkerState.SUCCEEDED
+        has_saved = self._is_ending() and self._ended_well()
+        self._events.append(_policy.WorkersGone(has_succeeded, has_saved))
+
+    def _perform_leave(self, action: _policy.LeaveJob) -> None:
+        member = self._member
+        if action.ends_job:
+            member.post(Close(member.node, action.why, stops=True))
+        member.post(Leave(member.node, action.why, action.round))
 
     def _perform_common_stop(
         self,

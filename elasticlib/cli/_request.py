@@ -343,7 +343,7 @@ def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
         log.warning(
             "%s: this job runs on one node only; the maximum of %s=%d:%d is ignored", standalone, nodes, least, most
         )
-    idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
+    idle = [given[name] for name in (*_OF_SEVERAL_NODES, "engine") if name in given and values[name] != "none"]
     if idle:
         log.warning("%s: this job runs on this node only, so these have no effect: %s", standalone, ", ".join(idle))
     return {"run_id": str(uuid.uuid4())}
