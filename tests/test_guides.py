@@ -11,7 +11,6 @@ import pytest
 
 import elasticlib.run
 from elasticlib import LaunchConfig
-from tests.unit.engines.recorded import STEP
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "elasticlib" / "docs"
@@ -31,30 +30,23 @@ def commands() -> list[str]:
                 _, name, rest = line.rpartition("elasticrun ")
                 if name and "--nnodes" in rest:
                     found.append(rest)
-        for block in blocks(path, "yaml"):
-            listed = re.search(r"command: \[elasticrun, (.*?)\]", block, re.DOTALL)
-            assert listed is not None
-            found.append(" ".join(word.strip() for word in listed[1].split(",")))
     return found
 
 
 @pytest.mark.parametrize("command", commands())
-@pytest.mark.usefixtures("known_names")
 def test_a_command_for_many_nodes_is_one_that_the_command_line_takes(command: str) -> None:
-    # The command of a batch script has its endpoint from Slurm.
-    in_step = "--rdzv-endpoint" not in command
-    request = elasticlib.run.parse(shlex.split(command), STEP if in_step else {})
+    request = elasticlib.run.parse(shlex.split(command), {})
 
     assert "train.py" == request.entrypoint
     assert 2 == request.config.min_nodes
     assert "c10d" == request.config.rdzv_backend
-    assert request.config.rdzv_endpoint.endswith(":20061" if in_step else ":29400")
+    assert request.config.rdzv_endpoint.endswith(":29400")
     assert request.config.run_id
 
 
 def test_each_place_that_shows_a_command_for_many_nodes_is_found() -> None:
-    """README, two machines by hand, Slurm and Kubernetes."""
-    assert 4 == len(commands())
+    """README and two machines by hand; those of engines run in tests of their pages."""
+    assert 2 == len(commands())
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", DOCS / "many_nodes.md"], ids=lambda path: path.name)
@@ -64,12 +56,6 @@ def test_a_configuration_for_many_nodes_can_be_made(path: pathlib.Path) -> None:
     assert shown
     for text in shown:
         assert 2 == eval(text, {"LaunchConfig": LaunchConfig}).min_nodes
-
-
-@pytest.fixture
-def known_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every name of a node resolve."""
-    monkeypatch.setattr("elasticlib.cli._request.reachable", str)
 
 
 def anchor(heading: str) -> str:

@@ -1,4 +1,4 @@
-"""The script of the page *Many nodes* is pasted as it stands, and works."""
+"""The script of the page *Slurm* is pasted as it stands, and works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.slurm._cluster import Cluster
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(elasticlib.__file__).parent / "docs" / "many_nodes.md"
+PAGE = Path(elasticlib.__file__).parent / "docs" / "slurm.md"
 TRAIN = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -24,8 +24,7 @@ print(f"node {os.environ['GROUP_RANK']} of {os.environ['SLURM_PROCID']} trained 
 
 
 def script_of_page() -> str:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## Slurm\n")[2]
-    [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return str(script)
 
 

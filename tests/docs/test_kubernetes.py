@@ -1,0 +1,135 @@
+"""The manifests of the page *Kubernetes* fit the published schemas, and their commands train as two pods would."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import elasticlib
+from tests.process.launches import environment, free_port
+
+jsonschema = pytest.importorskip("jsonschema")
+yaml = pytest.importorskip("yaml")
+
+PAGE = Path(elasticlib.__file__).parent / "docs" / "kubernetes.md"
+SCHEMAS = Path(__file__).parent / "schemas"
+LIMIT = 120.0
+PODS = 2
+TRAIN = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"node {os.environ['GROUP_RANK']} trained with {total.item():g} ranks\\n", end="", flush=True)
+"""
+
+
+def manifests() -> list[dict[str, Any]]:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [manifest for block in blocks for manifest in yaml.safe_load_all(block)]
+
+
+def validator(kind: str) -> Any:
+    for path in SCHEMAS.glob("*.json"):
+        published = json.loads(path.read_text())
+        if kind in published["kinds"]:
+            schema = {"$ref": f"#/$defs/{published['kinds'][kind]}", "$defs": published["$defs"]}
+            return jsonschema.Draft202012Validator(schema)
+    raise AssertionError(f"no schema of {kind}")
+
+
+def errors(manifest: dict[str, Any]) -> list[str]:
+    return [error.message for error in validator(manifest["kind"]).iter_errors(manifest)]
+
+
+@pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: manifest["kind"])
+def test_manifest_fits_its_published_schema(manifest: dict[str, Any]) -> None:
+    assert [] == errors(manifest)
+
+
+@pytest.mark.parametrize("manifest", manifests(), ids=lambda manifest: manifest["kind"])
+def test_schema_refuses_an_unknown_field(manifest: dict[str, Any]) -> None:
+    wrong = copy.deepcopy(manifest)
+    wrong["spec"]["unknown"] = 1
+
+    assert errors(wrong)
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    """By kind of manifest: what the container of its pods is."""
+    found = {manifest["kind"]: manifest["spec"] for manifest in manifests()}
+    job_set = found["JobSet"]["replicatedJobs"][0]["template"]["spec"]
+    return {
+        "Job": found["Job"]["template"]["spec"]["containers"][0],
+        "JobSet": job_set["template"]["spec"]["containers"][0],
+        "TrainJob": found["TrainJob"]["trainer"],
+    }
+
+
+def variables(kind: str, pod: int, port: int) -> dict[str, str]:
+    """What Kubernetes and the operator of *kind* set in this pod."""
+    of_kind = {
+        "Job": {"JOB_COMPLETION_INDEX": str(pod)},
+        "JobSet": {"JOB_COMPLETION_INDEX": "0"},
+        "TrainJob": {
+            "JOB_COMPLETION_INDEX": str(pod),
+            "PET_NNODES": str(PODS),
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(pod),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+        },
+    }
+    return of_kind[kind]
+
+
+def declared(container: dict[str, Any], pod: int) -> dict[str, str]:
+    """The variables that the manifest declares, with the values that Kubernetes would look up."""
+    values = {
+        "metadata.labels['jobset.sigs.k8s.io/job-global-index']": str(pod),
+        "token": "secret",
+    }
+    sources = {each["name"]: each["valueFrom"] for each in container["env"]}
+    return {
+        name: values[source["fieldRef"]["fieldPath"] if "fieldRef" in source else source["secretKeyRef"]["key"]]
+        for name, source in sources.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob"])
+def test_command_of_a_manifest_trains_in_two_pods(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    container, port = containers()[kind], free_port()
+    # Names of pods resolve in a cluster only.
+    command = [re.sub(r"^train-[\w.-]+:\d+$", f"127.0.0.1:{port}", word) for word in container["command"]]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    pods = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(PATH=path, OMP_NUM_THREADS="1", **variables(kind, pod, port), **declared(container, pod)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for pod in range(PODS)
+    ]
+    try:
+        said = [pod.communicate(timeout=LIMIT)[0] for pod in pods]
+    finally:
+        for pod in pods:
+            pod.kill()
+
+    assert [0, 0] == [pod.returncode for pod in pods], "\n".join(said)
+    for number, text in enumerate(said):
+        assert re.search(rf"node {number} trained with \d+ ranks", text), text
