@@ -102,6 +102,8 @@ class HostedJob:
         """Delete the job's traces, so that a new job can have its id."""
         try:
             with suppress(RendezvousError), closing(self._exchange.clone()) as own:
-                self._claim.give_up(own)
+                if self._claim.give_up(own):
+                    # A server may host thousands of jobs in its life.
+                    own.clear()
         finally:
             self._closed(self.run_id)

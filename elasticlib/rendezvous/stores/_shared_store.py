@@ -213,14 +213,15 @@ class Claim:
             again[exchange.of(_NOBODY).full_key(f"{_FOLDER}/{self._number}")] = self._announcement()
         return LeaderExchange(*facts, claim=self, again=again, first=self._first)
 
-    def give_up(self, exchange: StoreExchange) -> None:
-        """Free the job's id for the next one: the job is over."""
+    def give_up(self, exchange: StoreExchange) -> bool:
+        """Free the job's id for the next one, as the job is over; return False if another node has claimed it."""
         if self._number is not None:
             exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
         # Another node that has started the job again needs these keys.
         is_still_ours = exchange.read([CLAIMANT]) == [self.identity]
         if is_still_ours:
             forget(exchange)
+        return is_still_ours
 
     def _lives(self, exchange: StoreExchange) -> bool:
         """

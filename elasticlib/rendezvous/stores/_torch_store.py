@@ -278,6 +278,13 @@ class StoreExchange(Exchange):
                 if not key.startswith(ROOT):
                     store.delete_key(key)
 
+    def clear(self) -> None:
+        """Delete all keys of this job."""
+        with self._speaking() as store:
+            for key in self._list(store):
+                if key.startswith(self._prefix):
+                    store.delete_key(key)
+
     def replace(self, key: str, old: bytes, new: bytes) -> bytes:
         """
         Write *new* if the present value is *old*, or is missing and *old* is empty; return the

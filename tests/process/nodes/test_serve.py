@@ -80,6 +80,14 @@ def start(port: int, stack: ExitStack) -> Start:
     return new
 
 
+def stranger_at(port: int) -> StoreExchange:
+    """A connection to the keys between nodes and server."""
+    job = NodeJob(run_id=NO_JOB, node="x", backend="c10d", endpoint=f"127.0.0.1:{port}", is_host=False)
+    exchange = C10dBackend(job).dial(10.0)
+    assert isinstance(exchange, StoreExchange)
+    return exchange
+
+
 def at_rank(nodes: list[Launch], rank: int, size: int) -> Launch:
     [found] = [node for node in nodes if any(f"rank {rank} of {size}" == line for line in node.log)]
     return found
@@ -137,12 +145,17 @@ def test_node_whose_sidecar_is_killed_joins_its_job_again(server: Server, start:
     finish(nodes)
 
 
-def test_id_of_a_job_that_is_over_is_free_again(server: Server, start: Start) -> None:
+def test_job_that_is_over_leaves_a_free_id_and_no_keys(server: Server, start: Start, port: int) -> None:
     for times in (1, 2):
         nodes = [start("job", "2") for _ in range(2)]
         at_work(nodes, 2)
         finish(nodes)
         server.says("job 'job' is over: all 2 nodes succeeded in round 0", times)
+
+    store = stranger_at(port).store
+    assert store is not None
+    # Counters, and what a node looks for first.
+    assert {f"elasticlib/{key}" for key in ("serves", "server", "/mark", "/guests", "/inbox")} == set(store.list_keys())
 
 
 def test_two_jobs_at_once_stay_apart(server: Server, start: Start) -> None:
@@ -227,9 +240,8 @@ def test_nodes_with_another_token_are_refused(
 def test_strangers_bytes_are_refused_and_jobs_go_on(server: Server, start: Start, port: int) -> None:
     first = [start("first", "2") for _ in range(2)]
     at_work(first, 2)
-    job = NodeJob(run_id=NO_JOB, node="x", backend="c10d", endpoint=f"127.0.0.1:{port}", is_host=False)
-    stranger = C10dBackend(job).dial(10.0)
-    assert isinstance(stranger, StoreExchange) and stranger.store is not None
+    stranger = stranger_at(port)
+    assert stranger.store is not None
 
     for number in range(100):
         stranger.post(b"\xff" * number)
