@@ -11,7 +11,7 @@ import pytest
 from tests.slurm._cluster import Cluster, Job, cluster, missing
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.34)]
 
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist

@@ -11,7 +11,7 @@ import pytest
 from tests.slurm._cluster import Cluster, cluster, missing
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 TRAIN = """
 import os, torch, torch.distributed as dist

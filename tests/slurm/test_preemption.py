@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm._cluster import Cluster, Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 TRAIN = """
 import os, time, torch, torch.distributed as dist, elasticlib

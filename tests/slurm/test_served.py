@@ -14,7 +14,7 @@ import pytest
 from tests.slurm._cluster import Cluster
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.34)]
 
 PORT = 29400
 TRAIN = """

@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm._cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.34)]
 
 SAVE = """
 import os, sys, time, torch, torch.distributed as dist, elasticlib
