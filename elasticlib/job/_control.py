@@ -65,6 +65,12 @@ class _Control:
     _inbox: Inbox
     _waiting: list[socket.socket] = field(init=False, factory=list)
     """Connections whose clients wait for the end."""
+    _thread: threading.Thread | None = field(init=False, default=None)
+
+    def start(self) -> None:
+        """Answer in a thread. Raises `StartError`."""
+        thread = threading.Thread(target=self.serve, name="elasticlib-control", daemon=True)
+        self._thread = start_thread(thread)
 
     def serve(self) -> None:
         """Answer until the socket is shut down."""
@@ -114,6 +120,8 @@ class _Control:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+        if self._thread is not None:
+            self._thread.join(_LIMIT)
 
 
 @contextmanager
@@ -135,7 +143,7 @@ def _open(run_id: str, title: str, inbox: Inbox) -> _Control:
         listener.bind(f"\0{address}")
         listener.listen()
         control = _Control(listener, launch, inbox)
-        start_thread(threading.Thread(target=control.serve, name="elasticlib-control", daemon=True))
+        control.start()
     except BaseException:
         listener.close()
         raise

@@ -31,6 +31,8 @@ Source: TypeAlias = Callable[[float], StopRequest | None]
 """Function that gets the Unix time, and returns a request once the end is announced."""
 _INTERVAL = 1.0
 """Seconds between two looks at a source."""
+_ENDING = 0.1
+"""Seconds that the end of a launch waits for each source."""
 _LONGEST_REASON = 200
 
 
@@ -104,14 +106,19 @@ def _request(reason: str) -> StopRequest:
 def end_watch(sources: Sequence[Source], inbox: Inbox) -> Iterator[None]:
     """Put the request of each of the *sources* into *inbox*, once, within the block."""
     is_over = threading.Event()
-    for source in sources:
-        watch = threading.Thread(target=_watch, args=(source, inbox, is_over), name="elasticlib-end", daemon=True)
+    watches = [
+        threading.Thread(target=_watch, args=(source, inbox, is_over), name="elasticlib-end", daemon=True)
+        for source in sources
+    ]
+    for watch in watches:
         start_thread(watch)
     try:
         yield
     finally:
-        # A thread that is still within a function of the user ends with it, or with the program.
         is_over.set()
+        for watch in watches:
+            # A thread that is still within a function of the user ends with it, or with the program.
+            watch.join(_ENDING)
 
 
 def _watch(source: Source, inbox: Inbox, is_over: threading.Event) -> None:

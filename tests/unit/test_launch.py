@@ -69,6 +69,9 @@ class Agent:
     def conclude(self, error: BaseException | None = None) -> None:
         self.concluded.append(error)
 
+    def lost_hosts(self) -> tuple[str, ...]:
+        return ("n2",)
+
     def get_worker_group(self) -> SimpleNamespace:
         return SimpleNamespace(workers=[SimpleNamespace(world_size=2)] * 2)
 
@@ -729,6 +732,13 @@ def fails_with_logs(agent: type[Agent], tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(agent, "leaves", "{}")
     agent.result = RunResult(WorkerState.FAILED, {}, failures())
     return agent
+
+
+def test_an_error_names_the_hosts_that_were_lost(fails_with_logs: type[Agent]) -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        launch_agent(config(), print)
+
+    assert ("n2",) == caught.value.lost_hosts
 
 
 def test_a_callers_specification_tells_of_its_last_launch(fails_with_logs: type[Agent], tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_an_error_keeps_its_setting_on_its_way_from_another_process() -> None:
     error = ConfigError.of_setting("rdzv_endpoint", NONSENSE)
     message = _bridge.error_message(error)
 
-    rebuilt = _sidecar_client._rebuilt(message["kind"], message["setting"], message["text"])
+    rebuilt = _sidecar_client.rebuilt_error(message["kind"], message["setting"], message["text"])
 
     assert "rdzv_endpoint" == pickle.loads(pickle.dumps(rebuilt)).setting
     assert "setting" not in _bridge.error_message(RendezvousTimeoutError(NONSENSE))
