@@ -320,7 +320,9 @@ class LaunchConfig(DataclassView):
     """Run torch's debug server in every worker that loads torch. The worker's variable
     ``ELASTICLIB_WORKER_SERVER_SOCKET`` names its Unix socket. Programs other than Python find the socket that they
     can serve in ``TORCH_WORKER_SERVER_SOCKET``."""
-    preempt_signal: str = field(metadata=NOT_FOR_POOLS, default="", validator=_rules.text, kw_only=True)
+    preempt_signal: str = field(
+        metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.text, kw_only=True
+    )
     """Signals that announce the end of this node, such as ``SIGTERM,SIGUSR1``: workers that call `should_stop` are
     asked to stop, and workers that handle the signal on their own and end with success were preempted. A Slurm step
     sets SIGTERM, SIGUSR1 and SIGUSR2, and a pod SIGTERM, if ``min_nodes="all"``."""

@@ -173,7 +173,6 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
         duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
         numa_options=_numa_options(values["numa_binding"]),
-        preempt_signal=values["preempt_signal"] or "",
         **_rendezvous(values, given, environ),
         **{name: values[name] for name in _AS_GIVEN},
     )
@@ -199,7 +198,7 @@ def _check_preload(config: LaunchConfig, source: str) -> None:
 _AS_GIVEN = (
     *("role", "max_restarts", "monitor_interval", "signals_to_handle", "shutdown_timeout", "exit_timeout", "preload"),
     *("local_addr", "wait_for", "event_log_handler", "virtual_local_rank", "worker_server"),
-    *("preempt_notice", "end_time"),
+    *("preempt_signal", "preempt_notice", "end_time"),
 )
 """Fields that take the value of the option with the same name."""
 

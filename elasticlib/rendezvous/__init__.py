@@ -72,7 +72,7 @@ if typing.TYPE_CHECKING:
         RoundEnd as RoundEnd,
     )
     from elasticlib.rendezvous.serving._program import serve_until_signal as serve_until_signal
-    from elasticlib.rendezvous.serving._serve import serve as serve
+    from elasticlib.rendezvous.serving._server_process import serve as serve
     from elasticlib.rendezvous.serving._settings import ServerSettings as ServerSettings
     from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange as MemoryExchange
 
@@ -103,7 +103,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "ContactLost Descriptor FailureNote Final Notice RankAssignment RoundEnd"
         ),
         "elasticlib.rendezvous.serving._program": "serve_until_signal",
-        "elasticlib.rendezvous.serving._serve": "serve",
+        "elasticlib.rendezvous.serving._server_process": "serve",
         "elasticlib.rendezvous.serving._settings": "ServerSettings",
         "elasticlib.rendezvous.stores._memory_exchange": "MemoryExchange",
     },

@@ -38,7 +38,7 @@ from elasticlib.rendezvous.serving._job_table import Admit, Begin, Decline, Drop
 from elasticlib.rendezvous.serving._requests import (
     MARK,
     NO_JOB,
-    Declined,
+    OpenDeclined,
     Opened,
     OpenJob,
     ServerMark,
@@ -195,7 +195,7 @@ class JobServer:
                 self._answer(request, Opened())
             case Decline(request, why):
                 self._log_refusal("request", f"node {request.node} is refused: {why}")
-                self._answer(request, Declined(why))
+                self._answer(request, OpenDeclined(why))
             case Drop(why):
                 self._log_refusal("entry", why)
             case _:
@@ -214,7 +214,7 @@ class JobServer:
             self._note_closed(request.run_id)
             why = f"its coordinator cannot be started: {error}"
             _log.warning("job %r: %s", request.run_id, why)
-            self._answer(request, Declined(why))
+            self._answer(request, OpenDeclined(why))
             return
 
         least, most = request.rules.min_nodes, request.rules.max_nodes
@@ -235,7 +235,7 @@ class JobServer:
             self._table = self._table.without(run_id)
             self._jobs.pop(run_id, None)
 
-    def _answer(self, request: OpenJob, answer: Opened | Declined) -> None:
+    def _answer(self, request: OpenJob, answer: Opened | OpenDeclined) -> None:
         key = answer_key(request.word)
         self._desk.write({key: encode(answer)})
         self._unread.append(key)

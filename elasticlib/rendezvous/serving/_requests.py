@@ -3,7 +3,7 @@ Messages of nodes and a server that coordinates jobs for them. Pure.
 
     mark              `ServerMark`: this store belongs to a server, so no node coordinates here
     inbox             `OpenJob`s of nodes
-    answer/<word>     `Opened` or `Declined`, the answer to the request with this word
+    answer/<word>     `Opened` or `OpenDeclined`, the answer to the request with this word
 
 Rules of this file: the keys belong to the id of no job. Anybody can have written the bytes. A request is signed
 with the job's token where it has one. The answers are not signed: what counts is the greeting of the job's own
@@ -71,15 +71,17 @@ class Opened:
 
 
 @frozen
-class Declined:
+class OpenDeclined:
     """To a node: the server does not coordinate its job, for this reason."""
 
     why: str
 
 
-Message: TypeAlias = ServerMark | OpenJob | Opened | Declined
+Message: TypeAlias = ServerMark | OpenJob | Opened | OpenDeclined
 
-_CODEC = Codec(VERSION, {"server": ServerMark, "open": OpenJob, "opened": Opened, "declined": Declined}, (Rules,), ())
+_CODEC = Codec(
+    VERSION, {"server": ServerMark, "open": OpenJob, "opened": Opened, "declined": OpenDeclined}, (Rules,), ()
+)
 
 
 def answer_key(word: str) -> str:

@@ -16,8 +16,8 @@ from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.serving._requests import (
     MARK,
     NO_JOB,
-    Declined,
     Message,
+    OpenDeclined,
     Opened,
     OpenJob,
     ServerMark,
@@ -67,7 +67,7 @@ def open_job(exchange: Exchange, job: NodeJob, limit: float = ANSWER) -> None:
     word = secrets.token_hex(8)
     desk.post(encode_request(_request(job, word), key_of(job.token) if job.token else None))
     answer = _answer(desk, word, limit)
-    if isinstance(answer, Declined):
+    if isinstance(answer, OpenDeclined):
         raise RendezvousClosedError(
             f"the server at {exchange.where} does not coordinate job {job.run_id!r}: {answer.why}"
         )
@@ -84,7 +84,7 @@ def _request(job: NodeJob, word: str) -> OpenJob:
         raise ConfigError(f"job {job.run_id!r:.80} cannot use the server at {job.endpoint}: {error}") from error
 
 
-def _answer(desk: StoreExchange, word: str, limit: float) -> Opened | Declined:
+def _answer(desk: StoreExchange, word: str, limit: float) -> Opened | OpenDeclined:
     key = answer_key(word)
     if not desk.wait(key, limit):
         raise RendezvousConnectionError(f"the server at {desk.where} did not answer within {limit:g} s: is it stopped?")
@@ -92,7 +92,7 @@ def _answer(desk: StoreExchange, word: str, limit: float) -> Opened | Declined:
     [data] = desk.read([key])
     desk.delete([key])
     answer = _read(data or b"", desk.where)
-    if not isinstance(answer, (Opened, Declined)):
+    if not isinstance(answer, (Opened, OpenDeclined)):
         raise RendezvousConnectionError(f"the answer of the server at {desk.where} was overwritten")
     return answer
 
