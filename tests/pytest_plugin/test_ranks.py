@@ -228,7 +228,7 @@ def test_bad_call(elastic):
     result.assert_outcomes(passed=1, failed=1, errors=2)
     result.stdout.fnmatch_lines(
         [
-            "*asks for 'rank', which exists only in the test's body*",
+            "*uses the fixture 'rank', which exists only on ranks*",
             "*fixture 'rank' of *test_no_mark exists only on a rank: mark the test*",
             "*fixture or argument 'lock' of *test_lock, a lock, cannot be sent to the ranks: TypeError: cannot pickle*",
         ],

@@ -32,7 +32,7 @@ from elasticlib.errors import (
     RendezvousStateError,
     StartError,
 )
-from elasticlib.processes import start_thread
+from elasticlib.processes import open_files_needed, start_thread
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
@@ -444,7 +444,8 @@ class Connection:
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            work()
+            with open_files_needed("the rendezvous"):
+                work()
         except RendezvousConnectionError as error:
             self.client.tell(events.ConnectionLost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
