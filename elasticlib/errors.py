@@ -206,9 +206,6 @@ class PreemptedError(SignalException):
     `results` is {global rank: return value} of this node's workers.
     """
 
-    exit_status = PREEMPTED
-    """Exit status of ``elasticrun``."""
-
     def __init__(self, msg: str, sigval: signal.Signals, results: dict[int, Any] | None = None) -> None:
         super().__init__(msg, sigval)
         self.results = {} if results is None else results

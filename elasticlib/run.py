@@ -235,10 +235,7 @@ def main(args: Sequence[str] | None = None) -> None:
     (torch: ``torch.distributed.run.main``)
     """
     command = subcommand(sys.argv[1:] if args is None else args)
-    if command is not None:
-        carry_out(command, whole_program=args is None)
-    else:
-        carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
+    carry_out(command or (lambda: launch(parse_args(args), os.environ)), whole_program=args is None)
 
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:

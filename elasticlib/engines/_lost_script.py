@@ -10,18 +10,15 @@ reached may be alive, and only this one be cut off: another node of the step mus
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 from elasticlib.engines._placement import EngineContext
-from elasticlib.engines._slurm_queries import shown
+from elasticlib.engines._slurm_queries import answer_of, shown
 
 _RESPONDERS = (1, 2)
 """Places of the nodes that may ask, so that a thousand survivors are not a load for slurmctld."""
 _ATTEMPT = 1.0
-_LONGEST_ANSWER = 10.0
-"""Seconds: Slurm's own MessageTimeout."""
 _MOST_WITNESSES = 2
 _FOR_SRUN = ("PATH", "HOME", "USER", "SLURM_CONF")
 """Variables that srun needs. Those of this step would be options of the new one."""
@@ -85,11 +82,5 @@ def _is_unreachable_from(other: str, host: str, port: str, environ: Mapping[str,
 
 def _answer(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the output of *command*; None if it fails."""
-    settings = {name: environ[name] for name in _FOR_SRUN if name in environ}
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=settings, timeout=_LONGEST_ANSWER
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    done = answer_of(command, {name: environ[name] for name in _FOR_SRUN if name in environ})
+    return done.stdout.strip() if done is not None and done.returncode == 0 else None

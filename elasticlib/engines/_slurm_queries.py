@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from elasticlib.engines._placement import number_in
@@ -123,15 +123,20 @@ def shown(kind: str, name: str) -> dict[str, str]:
 
 def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:
     """Return the end of a call of ``scontrol``; None if it cannot be called, or does not answer."""
+    # Times as Unix times.
+    return answer_of(["scontrol", *args], {**os.environ, "SLURM_TIME_FORMAT": "%s"})
+
+
+def answer_of(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+    """Return the end of a *command* of Slurm; None if it cannot be called, or does not answer."""
     try:
         return subprocess.run(
-            ["scontrol", *args],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            # Times as Unix times.
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+            env=environ,
             timeout=_LONGEST_ANSWER,
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):

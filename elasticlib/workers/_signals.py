@@ -25,15 +25,11 @@ from typing_extensions import Self
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.workers.child._should_stop import NOTICES as NOTICES
 
 _log = logging.getLogger("elasticlib")
 
 _Former: TypeAlias = dict[signal.Signals, Any]
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""
-Signals by which schedulers announce a time limit: they end nothing, and are passed to the workers
-that handle them.
-"""
 _REPEATED = 5.0
 """Seconds within which a second SIGQUIT stops the job; the first one only asks for stacks."""
 

@@ -142,3 +142,23 @@ class Launch(Program):
         assert self.popen.stdin is not None
         self.popen.stdin.close()
         self.says("done")
+
+
+class Commands:
+    """Launches of ``elasticrun`` with two workers a node, as often as a test wants."""
+
+    def __init__(self) -> None:
+        self._started: list[Program] = []
+
+    def __call__(self, script: str, *options: str, **variables: str) -> Program:
+        """Start a *script* of the folder ``scripts``, with more *options* and *variables*."""
+        path = str(Path(__file__).parent / "scripts" / script)
+        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, path)
+        program = Program(*line, env=environment(**variables), start_new_session=True)
+        self._started.append(program)
+        return program
+
+    def close(self) -> None:
+        """End those that still run."""
+        for each in self._started:
+            each.close()

@@ -92,6 +92,15 @@ class Cluster:
         number = self.run("sbatch", "--parsable", *places, *options, str(script))
         return Job(self, number.strip(), out)
 
+    def start(self, folder: Path, program: str, command: str, *options: str, header: str = "") -> Job:
+        """Run *command*, for the *program* ``train.py``, on two nodes; the batch script says its status."""
+        (folder / "train.py").write_text(program)
+        script = folder / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n{header}{command}\necho status $?\n"
+        )
+        return self.submit(script, *options)
+
 
 @frozen
 class Job:

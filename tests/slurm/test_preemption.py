@@ -26,14 +26,8 @@ for step in range(1_000_000):
 
 
 def start(slurm: Cluster, folder: Path, header: str = "") -> Job:
-    """Return a job of two nodes that trains; its script says the status of the step."""
-    (folder / "train.py").write_text(TRAIN)
-    script = folder / "job.sh"
-    script.write_text(
-        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n{header}"
-        "srun --kill-on-bad-exit=0 elasticrun train.py\necho status $?\n"
-    )
-    started = slurm.submit(script)
+    """Return a job of two nodes that trains."""
+    started = slurm.start(folder, TRAIN, "srun --kill-on-bad-exit=0 elasticrun train.py", header=header)
     started.says("trains", times=2)
     return started
 

@@ -34,14 +34,11 @@ for step in range(first, 1_000_000):
 """
 
 
+HEADER = "#SBATCH --requeue\n#SBATCH --open-mode=append\necho start ${SLURM_RESTART_COUNT:-0}\n"
+
+
 def start(slurm: Cluster, folder: Path, *options: str, command: str = "elasticrun --requeue 1 train.py") -> Job:
-    (folder / "train.py").write_text(TRAIN)
-    script = folder / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
-        f"echo start ${{SLURM_RESTART_COUNT:-0}}\nsrun --kill-on-bad-exit=0 {command}\necho status $?\n"
-    )
-    return slurm.submit(script, *options)
+    return slurm.start(folder, TRAIN, f"srun --kill-on-bad-exit=0 {command}", *options, header=HEADER)
 
 
 def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Cluster, tmp_path: Path) -> None:

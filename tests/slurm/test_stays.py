@@ -35,13 +35,7 @@ print("trained\\n", end="", flush=True)
 
 @pytest.mark.parametrize("slow", [0, 1], ids=["host", "other"])
 def test_a_node_that_has_saved_stays_until_the_others_have(slurm: Cluster, tmp_path: Path, slow: int) -> None:
-    (tmp_path / "save.py").write_text(SAVE)
-    script = tmp_path / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n"
-        f"srun --kill-on-bad-exit=1 elasticrun --nproc-per-node 1 save.py {slow}\necho status $?\n"
-    )
-    job = slurm.submit(script)
+    job = slurm.start(tmp_path, SAVE, f"srun --kill-on-bad-exit=1 elasticrun --nproc-per-node 1 train.py {slow}")
     job.says("trains", times=2)
 
     job.cancel("--signal=TERM")
@@ -53,11 +47,8 @@ def test_a_node_that_has_saved_stays_until_the_others_have(slurm: Cluster, tmp_p
 
 
 def test_a_node_that_is_refused_stays_until_the_job_ends(slurm: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
     node = "bash -c 'exec elasticrun --nproc-per-node 1 --wait-for min --nnodes 1:$((2 + SLURM_PROCID)) train.py'"
-    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun --wait=1 {node}\necho status $?\n")
-    job = slurm.submit(script)
+    job = slurm.start(tmp_path, TRAIN, f"srun --wait=1 {node}")
 
     job.says("status")
 

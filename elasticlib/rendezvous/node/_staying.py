@@ -7,7 +7,7 @@ from __future__ import annotations
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import Final
 
-_OTHERS_GO_ON = frozenset({"closed", "refused", "left"})
+_OTHERS_GO_ON = frozenset({"closed", "refused", "left", "stopped"})
 """Kinds of an end that a node may read while workers of other nodes run or save."""
 
 

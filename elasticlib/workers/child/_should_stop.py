@@ -33,8 +33,11 @@ _SPARED_AT = _ROWS_AT - 16
 """Place of a number that is 1 if they have the time until their deadline even then."""
 _COUNT = struct.Struct("@q")
 _NONE, _PROPOSED, _CONFIRMED = 0, 1, 2
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which schedulers announce the end of a job."""
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""
+Signals by which schedulers announce the end of a job: they end nothing, and are passed to the workers
+that handle them.
+"""
 _TICK = 0.001
 """Seconds between two looks of a rank that waits for the confirmation."""
 
@@ -185,7 +188,7 @@ def _leave_signals_to_launcher() -> bool:
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    for signum in _NOTICES:
+    for signum in NOTICES:
         if signal.getsignal(signum) is signal.SIG_DFL:
             # Not SIG_IGN, which the programs that this one starts would inherit.
             signal.signal(signum, _ignore)

@@ -6,39 +6,24 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from elasticlib import LaunchConfig, PreemptedError, elastic_launch
-from tests.process.launches import Program, environment
+from tests.process.launches import Commands
 from tests.process.scripts.steps import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-ASKS, HANDLES = str(SCRIPTS / "steps.py"), str(SCRIPTS / "noticed.py")
-
-
-class Commands:
-    """``elasticrun`` with two workers, as often as a test wants."""
-
-    def __init__(self) -> None:
-        self.started: list[Program] = []
-
-    def __call__(self, script: str, *options: str, **variables: str) -> Program:
-        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, script)
-        program = Program(*line, env=environment(**variables), start_new_session=True)
-        self.started.append(program)
-        return program
+ASKS, HANDLES = "steps.py", "noticed.py"
 
 
 @pytest.fixture
 def command() -> Iterator[Commands]:
-    found = Commands()
-    yield found
-    for each in found.started:
-        each.close()
+    with closing(Commands()) as found:
+        yield found
 
 
 def steps(said: str) -> set[str]:

@@ -8,36 +8,19 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
-from tests.process.launches import Program, environment, free_port
+from tests.process.launches import Commands, Program, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-class Jobs:
-    """Jobs of ``elasticrun`` with two workers a node."""
-
-    def __init__(self) -> None:
-        self.started: list[Program] = []
-
-    def __call__(self, script: str, *options: str) -> Program:
-        line = ("-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options, str(SCRIPTS / script))
-        program = Program(*line, env=environment(), start_new_session=True)
-        self.started.append(program)
-        return program
-
 
 @pytest.fixture
-def start() -> Iterator[Jobs]:
-    found = Jobs()
-    yield found
-    for each in found.started:
-        each.close()
+def start() -> Iterator[Commands]:
+    with closing(Commands()) as found:
+        yield found
 
 
 def stop(*args: str) -> tuple[int, str]:
@@ -48,7 +31,7 @@ def stop(*args: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_job_is_stopped_by_its_id(start: Jobs) -> None:
+def test_a_job_is_stopped_by_its_id(start: Commands) -> None:
     run_id = f"job-{uuid.uuid4()}"
     job = start("noticed.py", "--rdzv-id", run_id)
     job.says("works", 2)
@@ -60,7 +43,7 @@ def test_a_job_is_stopped_by_its_id(start: Jobs) -> None:
     assert f"job '{run_id}' was stopped by elasticrun stop" in job.ends()[1]
 
 
-def test_a_job_is_stopped_by_the_process_of_its_launcher(start: Jobs) -> None:
+def test_a_job_is_stopped_by_the_process_of_its_launcher(start: Commands) -> None:
     job = start("noticed.py")
     job.says("works", 2)
 
@@ -70,7 +53,7 @@ def test_a_job_is_stopped_by_the_process_of_its_launcher(start: Jobs) -> None:
     assert 1 == job.ends()[0]
 
 
-def nodes(start: Jobs, script: str, run_id: str) -> tuple[Program, Program]:
+def nodes(start: Commands, script: str, run_id: str) -> tuple[Program, Program]:
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", run_id)
     found = [start(script, "--nnodes", "2", *meeting) for _ in range(2)]
     for each in found:
@@ -80,7 +63,7 @@ def nodes(start: Jobs, script: str, run_id: str) -> tuple[Program, Program]:
 
 @pytest.mark.parametrize("script", ["noticed.py", "steps.py"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_all_nodes_of_the_job_end(start: Jobs, script: str, number: int) -> None:
+def test_all_nodes_of_the_job_end(start: Commands, script: str, number: int) -> None:
     run_id = f"job-{uuid.uuid4()}"
     both = nodes(start, script, run_id)
 
@@ -94,7 +77,7 @@ def test_all_nodes_of_the_job_end(start: Jobs, script: str, number: int) -> None
     assert (script == "noticed.py") == (not saved) and len(set(saved)) <= 1, ends
 
 
-def test_one_node_alone_can_be_stopped(start: Jobs) -> None:
+def test_one_node_alone_can_be_stopped(start: Commands) -> None:
     run_id = f"job-{uuid.uuid4()}"
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", run_id)
     host = start("noticed.py", "--nnodes", "1:2", "--rdzv-conf", "is_host=true,last_call_timeout=1", *meeting)
@@ -110,7 +93,7 @@ def test_one_node_alone_can_be_stopped(start: Jobs) -> None:
     host.popen.send_signal(signal.SIGINT)
 
 
-def test_a_job_that_does_not_run_is_an_error_that_names_those_that_do(start: Jobs) -> None:
+def test_a_job_that_does_not_run_is_an_error_that_names_those_that_do(start: Commands) -> None:
     job = start("noticed.py", "--rdzv-id", run_id := f"job-{uuid.uuid4()}")
     job.says("works", 2)
 

@@ -21,6 +21,7 @@ STEP = NodeJob(run_id="job", node="n2/1", backend="c10d", endpoint="n1:29400", e
         (Final(False, "node n1 left", kind="closed"), True),
         (Final(False, "signal 15", kind="left"), True),
         (Final(False, "other arguments", kind="refused"), True),
+        (Final(False, "stopped by hand", kind="stopped"), True),
         # All workers of the job are gone.
         (Final(False, "rank 0 failed"), False),
         (Final(False, "1 of 2 nodes", kind="timeout"), False),
