@@ -126,9 +126,9 @@ class CoordinatedHandler(RendezvousHandler):
             while True:
                 self._open()
 
-                # No worker here uses the last round's store any more.
-                self._stores.clear()
                 assignment = self._node.next_assignment()
+                # Not before: until all nodes have left the last round, one of them may still connect to its store.
+                self._stores.clear()
                 try:
                     return self._info(assignment)
                 except RendezvousConnectionError:

@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticlib.rendezvous import RendezvousParameters, get_rendezvous_handler
+from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.stores._state_document import decode_document
 from tests.process.launches import free_port
@@ -94,6 +99,31 @@ def started() -> Iterator[list[Nodes]]:
     yield started
     for nodes in started:
         nodes.close()
+
+
+def test_a_store_lasts_until_all_nodes_have_left_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    reach, is_late = _round_store.reach, threading.Event()
+
+    def reach_late(*arguments: Any) -> Any:
+        assert is_late.wait(LIMIT)
+        return reach(*arguments)
+
+    monkeypatch.setattr(_round_store, "reach", reach_late)
+    parameters = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 2, 2, local_addr="127.0.0.1")
+    with ThreadPoolExecutor() as pool, ExitStack() as stack:
+        handlers = [get_rendezvous_handler(parameters) for _ in range(2)]
+        for handler in handlers:
+            stack.callback(handler.shutdown)
+        # The results are ranks alone: a caller that keeps the store of a round keeps it open.
+        first = {pool.submit(lambda handler=handler: handler.next_rendezvous().rank): handler for handler in handlers}
+        wait_until(lambda: any(found.done() for found in first), LIMIT)
+        (_, host), (late, other) = sorted(first.items(), key=lambda item: not item[0].done())
+
+        again = pool.submit(lambda: host.next_rendezvous().rank)
+        wait_until(lambda: other.num_nodes_waiting() == 1, LIMIT)
+        is_late.set()
+        assert late.result(LIMIT / 3) == 1
+        assert sorted((other.next_rendezvous().rank, again.result(LIMIT))) == [0, 1]
 
 
 def test_nodes_meet_over_a_real_store_again_and_again_with_fresh_keys(started: list[Nodes]) -> None:
