@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from attrs import evolve
 from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib.agent import _checks, _policy
-from elasticlib.agent._end_notice import EndNotice
+from elasticlib.agent._end_notice import EndNotice, UnheardNotice
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
@@ -116,6 +117,7 @@ class SimpleElasticAgent(ElasticAgent):
 
         self._shutdown_timeout = shutdown_timeout
         self._end_notice = EndNotice() if end_notice is None else end_notice
+        self._unheard = UnheardNotice()
         self._grace = shutdown_timeout
         """Seconds until SIGKILL in the next `_stop_workers`."""
         self._worker_group = WorkerGroup(spec)
@@ -344,7 +346,7 @@ class SimpleElasticAgent(ElasticAgent):
             return lost
 
         self._wait_readable(has_processes=runs or serves)
-        events: list[_policy.Event] = [*self._requests()]
+        events: list[_policy.Event] = [*self._requests(), *self._unheard_request()]
 
         # Workers may have been killed because contact was lost. They are checked first, so that the
         # loss, which is read later, is handled before them.
@@ -371,7 +373,7 @@ class SimpleElasticAgent(ElasticAgent):
         limit = None
         if has_processes:
             watched += self._watched()
-            limit = self._poll_timeout()
+            limit = soonest(self._poll_timeout(), self._unheard.poll_timeout())
         wait_readable(watched, soonest(self._member.poll_timeout(), limit, self._stop_timeout()))
 
     def _requests(self) -> list[_policy.StopRequested]:
@@ -396,20 +398,29 @@ class SimpleElasticAgent(ElasticAgent):
         return stops
 
     def _asked_to_stop(self, request: StopRequest) -> list[_policy.StopRequested]:
-        is_heard = self._listens()
-        has_listened = is_heard or self._state.saved
+        stop = _policy.StopRequested(
+            signal.SIGTERM,
+            request.why,
+            request.grace,
+            is_heard=self._listens(),
+            is_notice=request.is_notice,
+            ends_job=request.ends_job,
+        )
+        has_listened = stop.is_heard or self._state.saved
         if request.needs_listener and not has_listened:
+            self._unheard.keep(stop, monotonic())
             return []
-        return [
-            _policy.StopRequested(
-                signal.SIGTERM,
-                request.why,
-                request.grace,
-                is_heard=is_heard,
-                is_notice=request.is_notice,
-                ends_job=request.ends_job,
-            )
-        ]
+        return [stop]
+
+    def _unheard_request(self) -> list[_policy.StopRequested]:
+        """Return the announcement of this node's end that came before a worker asked, once one asks."""
+        if self._unheard.poll_timeout() is None:
+            return []
+        is_heard = self._state.phase is _policy.Phase.RUNNING and self._listens()
+        if not is_heard and not self._state.saved:
+            return []
+        stop = self._unheard.take(monotonic())
+        return [] if stop is None else [evolve(stop, is_heard=is_heard)]
 
     def _take_notice(self, signum: signal.Signals) -> list[_policy.StopRequested]:
         """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
@@ -417,7 +428,12 @@ class SimpleElasticAgent(ElasticAgent):
         if is_end and self._listens():
             return [self._end_request(signum, is_heard=True)]
         is_handled = self._pass_on(signum)
-        return [self._end_request(signum, is_handled=True)] if is_end and is_handled else []
+        if not is_end:
+            return []
+        if is_handled:
+            return [self._end_request(signum, is_handled=True)]
+        self._unheard.keep(self._end_request(signum), monotonic())
+        return []
 
     def _is_ending(self) -> bool:
         """Return whether the end of this node was announced."""
@@ -472,6 +488,8 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
+            case _policy.CloseJob(why):
+                member.post(Close(member.node, why, stops=True))
             case (
                 _policy.WantStop() | _policy.AwaitReturn() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree()
             ):
@@ -521,12 +539,12 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         group, member = self._worker_group, self._member
         match action:
-            case _policy.AwaitReturn(stop):
-                self._await_return(self._shutdown_timeout if stop.grace is None else stop.grace)
+            case _policy.AwaitReturn(grace):
+                self._await_return(self._shutdown_timeout if grace is None else grace)
             case _policy.WantStop(stop):
-                grace = self._shutdown_timeout if stop.grace is None else stop.grace
-                self._begin_stop(signal.Signals(stop.signum), grace)
-                member.post(StopWanted(member.node, group.round, stop.why, grace))
+                left = self._shutdown_timeout if stop.grace is None else stop.grace
+                self._begin_stop(signal.Signals(stop.signum), left)
+                member.post(StopWanted(member.node, group.round, stop.why, left))
             case _policy.AskWorkers(asked):
                 self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
                 self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))

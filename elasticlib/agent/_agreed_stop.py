@@ -21,6 +21,12 @@ _SHARE, _MOST = 0.2, 5.0
 """Part of the grace, and its maximum in seconds, that is kept for workers that do not return in time."""
 
 
+def _parts(grace: float, now: float) -> tuple[float, float]:
+    """Return (the seconds kept for workers that do not return in time, the time at which these begin)."""
+    kept = min(_MOST, _SHARE * grace)
+    return kept, now + grace - kept
+
+
 @define
 class AgreedStop:
     """The stop of the workers of one round, and its course."""
@@ -41,8 +47,14 @@ class AgreedStop:
     @classmethod
     def begin(cls, board: StopBoard, grace: float, now: float) -> AgreedStop:
         """Return the stop of workers that have *grace* seconds from *now* on."""
-        kept = min(_MOST, _SHARE * grace)
-        return cls(board, kept, now + grace - kept)
+        return cls(board, *_parts(grace, now))
+
+    def shorten(self, grace: float, now: float) -> None:
+        """Leave the workers *grace* seconds from *now* on, if they have more."""
+        kept, due = _parts(grace, now)
+        # Once it has been due, the signal was sent.
+        if due < self.due < math.inf:
+            self.grace, self.due = kept, due
 
     def ask(self, why: str, deadline: float, ranks: range, now: float) -> None:
         """Begin to count the calls of workers that must stop until *deadline*, a Unix time; *ranks* are global."""

@@ -323,9 +323,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._common_stop(board, grace).ask(why, wall_time() + grace, ranks, monotonic())
 
     def _common_stop(self, board: StopBoard, grace: float) -> AgreedStop:
-        """Return the stop of this round's workers: one, also where this node and others must end."""
+        """Return the stop of this round's workers: one, also where this node and others must end, in the least time."""
         if self._asked is None:
             self._asked = AgreedStop.begin(board, grace, monotonic())
+        else:
+            self._asked.shorten(grace, monotonic())
         return self._asked
 
     def _counted_calls(self) -> tuple[int, float, int] | None:

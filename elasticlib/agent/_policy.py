@@ -18,10 +18,10 @@ for ranks again since.
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from attrs import evolve, field, frozen
-from typing_extensions import assert_never
 
 from elasticlib.errors import InvalidTransitionError
 from elasticlib.rendezvous import Word
@@ -158,8 +158,8 @@ class StopRequested:
 class StopDue:
     """Workers that were asked to stop have little time left."""
 
-    grace: float
-    """Seconds until SIGKILL."""
+    grace: float | None
+    """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
 
 
 Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested | StopDue
@@ -189,9 +189,10 @@ class WantStop:
 
 @frozen
 class AwaitReturn:
-    """Action: begin the time in which workers that handle a notice may return; `StopDue` is its end."""
+    """Action: give workers this time at most to return, from now on; `StopDue` is its end."""
 
-    stop: StopRequested
+    grace: float | None = None
+    """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
 
 
 @frozen
@@ -259,6 +260,13 @@ class LeaveJob:
 
 
 @frozen
+class CloseJob:
+    """Action: report to the coordinator that the job must end on all nodes."""
+
+    why: str
+
+
+@frozen
 class Finish:
     """Action: return the result, or raise if something else than a worker ended the run."""
 
@@ -287,6 +295,7 @@ Action: TypeAlias = (
     | ReportStopped
     | ReportSucceeded
     | LeaveJob
+    | CloseJob
     | Finish
 )
 Step: TypeAlias = tuple[AgentState, tuple[Action, ...]]
@@ -307,7 +316,7 @@ def step(state: AgentState, event: Event) -> Step:
     if state.phase is Phase.DONE:
         return state, ()
 
-    after, actions = _react(state, event)
+    after, actions = _REACTIONS[type(event)](state, event)
     if after.phase is state.phase:
         return after, actions
     if after.phase not in NEXT[state.phase]:
@@ -321,46 +330,6 @@ def step(state: AgentState, event: Event) -> Step:
 
 def _described(event: Event) -> str:
     return f"{type(event).__name__} {getattr(event, 'why', '')}".strip()
-
-
-def _react(state: AgentState, event: Event) -> Step:
-    match event:
-        case RankAssignment():
-            return _assigned(state, event)
-        case WorkersFailed():
-            return _failed(state, event)
-        case WorkersSucceeded():
-            return _succeeded(state, event)
-        case WorkersGone():
-            return _gone(state, event)
-        case RoundEnd():
-            return _ended(state, event)
-        case Final():
-            return _final(state, event)
-        case WorkerStoreLost():
-            return _store_lost(state)
-        case StoreGone():
-            return _orphaned(evolve(state, gone=event.why))
-        case ContactLost():
-            return _out_of_contact(state, event)
-        case StopRequested() | StopAsked() | StopProposed() | StopAgreed() | StopDue():
-            return _react_to_stop(state, event)
-        case _:
-            assert_never(event)
-
-
-def _react_to_stop(state: AgentState, event: StopRequested | StopAsked | StopProposed | StopAgreed | StopDue) -> Step:
-    match event:
-        case StopRequested():
-            return _signalled(state, event)
-        case StopAsked():
-            return _stop_asked(state, event)
-        case StopProposed():
-            return _stop_proposed(state, event)
-        case StopAgreed():
-            return _stop_agreed(state, event)
-        case StopDue():
-            return _stop_due(state, event.grace)
 
 
 # One function for each event, for all phases in which it may come.
@@ -442,7 +411,7 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
 
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
-        return _stop_unless_agreed(state, end.why)
+        return _stop_unless_saving(state, end.why, failed=end.failed)
 
     # `_gone` uses it after the workers' stop; a node that joins has reacted to it already.
     if state.phase is not Phase.WAITING:
@@ -455,15 +424,18 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
     return state, (ReportStopped(state.round),)
 
 
-def _stop_unless_agreed(state: AgentState, why: str) -> Step:
+def _stop_unless_saving(state: AgentState, why: str, *, failed: bool = False) -> Step:
     """Stop running workers by a decision of the coordinator."""
-    # They save, and return on their own.
-    if state.agreed:
+    if state.noticed is not None and not failed:
+        # They save and return, or have other uses for the signal, and then wait for the other nodes in vain.
+        return state, (AwaitReturn(),)
+    if state.agreed and state.noticed is None:
+        # They save, and return on their own.
         return state, ()
     return evolve(state, phase=Phase.STOPPING), (*_leave_if_stopped(state), StopWorkers(why))
 
 
-def _store_lost(state: AgentState) -> Step:
+def _store_lost(state: AgentState, _: WorkerStoreLost) -> Step:
     # The loss matters only while other nodes may still use the store.
     if not awaits_others(state):
         return state, ()
@@ -503,6 +475,10 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
     return state, (AskForRanks(),)
 
 
+def _store_gone(state: AgentState, gone: StoreGone) -> Step:
+    return _orphaned(evolve(state, gone=gone.why))
+
+
 def _orphaned(state: AgentState, *first: Action) -> Step:
     """Finish if this node succeeded and no coordinator can repeat the round; else do *first*."""
     if not state.gone:
@@ -519,7 +495,7 @@ def _orphaned(state: AgentState, *first: Action) -> Step:
 def _final(state: AgentState, final: Final) -> Step:
     state = evolve(state, final=final)
     if state.phase is Phase.RUNNING:
-        return _stop_unless_agreed(state, final.why)
+        return _stop_unless_saving(state, final.why)
     # `_gone` continues with it.
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -547,17 +523,27 @@ def _noticed(state: AgentState, stop: StopRequested) -> Step:
     """Let workers that handle a notice on their own go on: they return soon, or have other uses for the signal."""
     if state.phase is not Phase.RUNNING:
         return state, ()
-    return evolve(state, noticed=stop, agreed=True), (AwaitReturn(stop),)
+    return evolve(state, noticed=stop, agreed=True), (AwaitReturn(stop.grace),)
 
 
 def _signalled_again(state: AgentState, stop: StopRequested) -> Step:
-    # The first request has already started this node's end, but a user who repeats Ctrl-C waits for nothing.
-    is_impatient = stop.signum == _SIGINT and not stop.reason
-    if not is_impatient:
+    """Let a later request change the end of this node, which the first one has begun."""
+    if stop.signum == _SIGINT and not stop.reason:
+        # A user who repeats Ctrl-C waits for nothing.
+        return _stop_due(state, StopDue(None))
+
+    state, actions = _closed_by_a_person(state, stop)
+    if stop.grace is not None and state.phase is Phase.RUNNING:
+        return state, (*actions, AwaitReturn(stop.grace))
+    return state, actions
+
+
+def _closed_by_a_person(state: AgentState, stop: StopRequested) -> Step:
+    """End the job if *stop* asks for that, where the first request only ends this node."""
+    is_new = state.stop is not None and not state.stop.ends_job
+    if not is_new or not stop.ends_job:
         return state, ()
-    if state.phase is Phase.WAITING:
-        return _done(state, _leave(stop))
-    return _stop_due(state, None)
+    return evolve(state, stop=stop), (CloseJob(stop.why),)
 
 
 def _leave(stop: StopRequested, round: int | None = None) -> LeaveJob:
@@ -592,16 +578,16 @@ def _is_asked(state: AgentState, round: int) -> bool:
     return state.phase is Phase.RUNNING and round == state.round and state.asked
 
 
-def _stop_due(state: AgentState, grace: float | None) -> Step:
+def _stop_due(state: AgentState, due: StopDue) -> Step:
     """Stop workers that were asked to return, and still run; leave if this node has waited long enough."""
     match state.phase:
         case Phase.WAITING if state.stop is not None:
             # Its workers have finished, and others go on: no scheduler waits for them.
             return _done(state, _leave(state.stop))
         case Phase.RUNNING if state.stop is not None:
-            return _stop_and_leave(state, state.stop, grace)
+            return _stop_and_leave(state, state.stop, due.grace)
         case Phase.RUNNING:
-            return _stop_helping(state, grace)
+            return _stop_helping(state, due.grace)
         case _:
             return state, ()
 
@@ -643,3 +629,22 @@ def _finish(state: AgentState) -> Finish:
         return Finish(False, why, stop, final)
 
     return Finish(True, final.why, stop, final, results=True)
+
+
+_REACTIONS: Mapping[type[Event], Callable[[AgentState, Any], Step]] = {
+    RankAssignment: _assigned,
+    WorkersFailed: _failed,
+    WorkersSucceeded: _succeeded,
+    WorkersGone: _gone,
+    RoundEnd: _ended,
+    Final: _final,
+    WorkerStoreLost: _store_lost,
+    StoreGone: _store_gone,
+    ContactLost: _out_of_contact,
+    StopRequested: _signalled,
+    StopAsked: _stop_asked,
+    StopProposed: _stop_proposed,
+    StopAgreed: _stop_agreed,
+    StopDue: _stop_due,
+}
+"""The function for each event."""

@@ -61,13 +61,13 @@ def does_not_fence_itself(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_its_success_when_contact_is_lost(patch: pytest.MonkeyPatch) -> None:
-    sound = _policy._out_of_contact
+    sound = _policy._REACTIONS[ContactLost]
 
     def forget(state: _policy.AgentState, loss: ContactLost) -> _policy.Step:
         after, actions = sound(state, loss)
         return evolve(after, succeeded=False), actions
 
-    patch.setattr(_policy, "_out_of_contact", forget)
+    patch.setattr(_policy, "_REACTIONS", {**_policy._REACTIONS, ContactLost: forget})
 
 
 def takes_its_old_results_for_those_of_any_round(patch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def _end_for_failure(state: JobState, current: Round, reporter: str, now: float)
     restart = _round_end.may_restart(state, fatal=is_fatal(current))
     # The first report is seldom the root cause: the end is announced at once, and its cause later.
     current = evolve(current, cause_due=now + CAUSE_WAIT)
-    end = RoundEnd(current.number, line(why), restart, decided=False)
+    end = RoundEnd(current.number, line(why), restart, decided=False, failed=True)
     return _round_end.stop_workers(state, current, end)
 
 

@@ -62,7 +62,7 @@ def spend(state: JobState, current: Round, why: str, *, fatal: bool = False) -> 
         cost = f"restart {state.restarts} of {state.rules.max_restarts}"
     else:
         cost = _why_no_restart(state, fatal=fatal)
-    return state, RoundEnd(current.number, line(f"{why}; {cost}"), restart)
+    return state, RoundEnd(current.number, line(f"{why}; {cost}"), restart, failed=True)
 
 
 def may_restart(state: JobState, *, fatal: bool) -> bool:

@@ -237,6 +237,8 @@ class RoundEnd:
     False if workers that still stop may report an earlier failure. The cause then follows in
     another `RoundEnd`, in the next ranks or in the job's end.
     """
+    failed: bool = False
+    """True if workers failed: those that still run cannot do their common work."""
 
 
 @frozen

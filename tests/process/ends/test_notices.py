@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from elasticlib import LaunchConfig, PreemptedError, elastic_launch
-from tests.process.launches import Commands
+from tests.process.launches import Commands, free_port
 from tests.process.scripts.steps import train
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -76,6 +78,50 @@ def test_a_program_that_uses_the_signal_otherwise_succeeds(command: Commands) ->
     status, said = program.ends()
 
     assert 0 == status and 2 == said.count("done by"), said
+
+
+def test_a_signal_before_a_worker_asks_is_kept_until_one_does(command: Commands, tmp_path: Path) -> None:
+    begins = tmp_path / "begins"
+    program = command(ASKS, "--preempt-signal", "USR1", BEGINS=str(begins))
+    program.says("starts", 2)
+
+    program.popen.send_signal(signal.SIGUSR1)
+    begins.touch()
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+
+
+def test_the_end_of_the_time_is_kept_for_workers_that_still_start(command: Commands, tmp_path: Path) -> None:
+    begins, end = tmp_path / "begins", time.time() + 9
+    ending = ("--end-time", f"{end:.0f}", "--shutdown-timeout", "6")
+    program = command(ASKS, *ending, "--max-restarts", "1", BEGINS=str(begins), FAILS="1")
+    program.says("starts", 4)
+
+    wait_until(lambda: time.time() > end - 4)  # it is announced 6 s before
+    begins.touch()
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+
+
+def test_a_failure_on_another_node_ends_workers_that_handle_a_notice(command: Commands) -> None:
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "job")
+    options = ("--nnodes", "2", "--max-restarts", "1", "--preempt-signal", "USR1", *meeting)
+    # The signal is a request for a line to these programs. The second one's rank 2 fails by another signal.
+    both = [command(HANDLES, *options, HANDLES="SIGUSR1", GOES_ON="1", LAST="600") for _ in range(2)]
+    for node in both:
+        node.says("works", 2)
+    for node in both:
+        node.popen.send_signal(signal.SIGUSR1)
+    for node in both:
+        node.says("noticed by", 2)
+
+    os.kill(int(both[1].says("rank").rpartition(" ")[2]), signal.SIGKILL)
+    ends = [node.ends() for node in both]
+
+    assert [0, 0] == [status for status, _ in ends], ends
+    assert all(2 == said.count("done by") and "restart 1 of 1" in said for _, said in ends), ends
 
 
 def test_a_file_announces_the_end_with_its_reason(command: Commands, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,35 @@ def test_all_nodes_of_the_job_end(start: Commands, script: str, number: int) -> 
     assert all(f"job '{run_id}' was stopped by elasticrun stop" in each for _, each in ends), ends
     saved = re.findall(r"stops at (\d+)", ends[0][1] + ends[1][1])
     assert (script == "noticed.py") == (not saved) and len(set(saved)) <= 1, ends
+
+
+def test_a_job_is_stopped_while_one_of_its_nodes_is_preempted(start: Commands, tmp_path: Path) -> None:
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "job")
+    options = ("--nnodes", "1:2", "--rdzv-conf", "wait_for=max", "--shutdown-timeout", "600", *meeting)
+    stays = start("steps.py", *options)
+    goes = start("steps.py", *options, "--preempt-notice", str(tmp_path / "notice"), STUBBORN="all")
+    for each in (stays, goes):
+        each.says("works", 2)
+    (tmp_path / "notice").touch()
+    goes.says("stops at", 2)
+
+    status, said = stop(str(goes.popen.pid), "--grace", "1")
+    ends = [each.ends() for each in (stays, goes)]
+
+    assert 0 == status and "has stopped" in said, said
+    assert [1, 1] == [each for each, _ in ends], ends
+
+
+def test_a_second_stop_may_leave_less_time(start: Commands) -> None:
+    job = start("steps.py", "--shutdown-timeout", "600", STUBBORN="0")
+    job.says("works", 2)
+    stop(str(job.popen.pid), "--no-wait")
+    job.says("stops at", 2)
+
+    status, said = stop(str(job.popen.pid), "--grace", "1")
+
+    assert 0 == status and "has stopped" in said, said
+    assert 1 == job.ends()[0]
 
 
 def test_one_node_alone_can_be_stopped(start: Commands) -> None:

@@ -23,7 +23,10 @@ def main() -> None:
         if step == 5:
             say("rank", os.environ["RANK"], "works as", os.getpid())
         time.sleep(0.01)
-        if noticed and os.environ.get("GOES_ON") != "1":
+        if noticed and os.environ.get("GOES_ON") == "1":
+            noticed.clear()
+            say("noticed by", os.environ["RANK"])
+        elif noticed:
             say("saved by", os.environ["RANK"])
             return
     say("done by", os.environ["RANK"])

@@ -2,7 +2,8 @@
 Training without torch: each rank makes steps of its own length, and returns when it should stop.
 
 The variables SILENT (a rank that never asks), DIES (a rank that is killed at the request), LAST (the number of steps),
-and STUBBORN (a rank that goes on after its `Stop`) change what ranks do.
+STUBBORN (a rank, or all, that goes on after its `Stop`), BEGINS (a file before which no rank makes a step) and FAILS (a
+rank that fails in the first round) change what ranks do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def rank() -> int:
 
 
 def is_meant(variable: str) -> bool:
-    return os.environ.get(variable) == str(rank())
+    return os.environ.get(variable) in (str(rank()), "all")
 
 
 def say(*words: object) -> None:
@@ -36,6 +37,12 @@ def train() -> int:
         signal.signal(signal.SIGTERM, handle)
         say("rank", rank(), "works as", os.getpid())
         time.sleep(3600)
+    if begins := os.environ.get("BEGINS"):
+        say("rank", rank(), "starts")
+        while not os.path.exists(begins):
+            if is_meant("FAILS") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                raise RuntimeError("fails once")
+            time.sleep(0.01)
     last = int(os.environ.get("LAST", "1000000"))
     for step in range(1, last + 1):
         if step == 5:

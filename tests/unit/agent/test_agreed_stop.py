@@ -92,3 +92,25 @@ def test_it_is_looked_at_in_time() -> None:
     course.stop.falls_due(125.0)
 
     assert (15.0, pytest.approx(0.02), 15.0, None) == (begun, asked, counted, course.stop.poll_timeout(126.0))
+
+
+@pytest.mark.parametrize(
+    ("grace", "due", "kept"),
+    # A fifth of the time, and 5 s at most, is kept for workers that do not return.
+    [(10.0, 118.0, 2.0), (90.0, 125.0, 5.0)],
+)
+def test_a_later_request_may_leave_less_time_but_not_more(grace: float, due: float, kept: float) -> None:
+    stop = Course(1).stop
+
+    stop.shorten(grace, 110.0)
+
+    assert (due, kept) == (stop.due, stop.grace)
+
+
+def test_a_stop_that_was_due_is_not_due_again() -> None:
+    stop = Course(1).stop
+    stop.falls_due(125.0)
+
+    stop.shorten(1.0, 130.0)
+
+    assert not stop.falls_due(140.0)

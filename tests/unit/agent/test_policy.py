@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from attrs import evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.agent import _policy
@@ -17,6 +18,7 @@ from elasticlib.agent._policy import (
     AskForRanks,
     AskWorkers,
     AwaitReturn,
+    CloseJob,
     Event,
     Finish,
     LeaveJob,
@@ -367,6 +369,25 @@ STOPS |= {
         LeaveJob("stopped by hand", 0, ends_job=True),
         StopWorkers("stopped by hand", TERM),
     ),
+    "a stop of the whole job after one of the node ends the job": (
+        (*LEAVING, ENDS_JOB),
+        Phase.RUNNING,
+        CloseJob("stopped by hand"),
+    ),
+    "it is the reason of the end": (
+        (*LEAVING, ENDS_JOB, RETURNED),
+        Phase.DONE,
+        LeaveJob("stopped by hand", 0, ends_job=True),
+        ReportStopped(0),
+        Finish(False, "stopped by hand", ENDS_JOB, saved=True),
+    ),
+    "it ends the job while workers stop": ((*RUNNING, SIGNAL, ENDS_JOB), Phase.STOPPING, CloseJob("stopped by hand")),
+    "it is repeated in vain": ((*RUNNING, ENDS_JOB, ENDS_JOB), Phase.STOPPING),
+    "a second request may leave less time": (
+        (*LEAVING, StopRequested(TERM, "hurry", grace=1.0)),
+        Phase.RUNNING,
+        AwaitReturn(1.0),
+    ),
     "workers that save keep on when contact is lost, as long as their ranks are their own": (
         (*LEAVING, LOST),
         Phase.STOPPING,
@@ -378,7 +399,12 @@ NOTICE = StopRequested(USR1, is_notice=True, is_handled=True, worker_signum=TERM
 NOTICED: tuple[Event, ...] = (*RUNNING, NOTICE)
 ENDING = StopRequested(TERM, is_notice=True)
 STOPS |= {
-    "workers that handle a notice go on": (NOTICED, Phase.RUNNING, AwaitReturn(NOTICE)),
+    "workers that handle a notice go on": (NOTICED, Phase.RUNNING, AwaitReturn()),
+    "they have the time that it leaves": (
+        (*RUNNING, evolve(NOTICE, grace=90.0)),
+        Phase.RUNNING,
+        AwaitReturn(90.0),
+    ),
     "once they have returned, the node leaves, preempted, too": (
         (*NOTICED, RETURNED),
         Phase.DONE,
@@ -386,7 +412,13 @@ STOPS |= {
         ReportStopped(0),
         Finish(False, "signal 10", NOTICE, saved=True),
     ),
-    "the end of the round waits for them": ((*NOTICED, AGAIN), Phase.RUNNING),
+    "the end of the round waits for them, but not longer than usual": ((*NOTICED, AGAIN), Phase.RUNNING, AwaitReturn()),
+    "so does the end of the job": ((*NOTICED, BADLY), Phase.RUNNING, AwaitReturn()),
+    "a failure of another node stops them at once": (
+        (*NOTICED, evolve(AGAIN, failed=True)),
+        Phase.STOPPING,
+        StopWorkers(AGAIN.why),
+    ),
     "until their time is over": ((*NOTICED, AGAIN, StopDue(5.0)), Phase.STOPPING, StopWorkers(AGAIN.why, grace=5.0)),
     "after that a notice has no meaning": ((*NOTICED, StopDue(5.0), AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
     "a failure of one that handles it is a failure": (
@@ -771,3 +803,7 @@ def test_from_everywhere_the_end_of_the_job_and_of_the_workers_finishes(course: 
     actions = all_actions([*course, BADLY, WorkersGone()])
 
     assert isinstance(actions[-1], Finish)
+
+
+def test_each_event_has_a_reaction() -> None:
+    assert set(get_args(Event)) == set(_policy._REACTIONS)

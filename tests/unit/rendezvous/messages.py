@@ -101,7 +101,7 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     ),
     NodeHeartbeat: st.builds(NodeHeartbeat, count, count, count),
     RankAssignment: assignments,
-    RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
+    RoundEnd: st.builds(RoundEnd, count, text, st.booleans(), st.booleans(), st.booleans()),
     StopAsked: st.builds(StopAsked, count, text, st.floats(0, 1e9), count, count),
     StopProposed: st.builds(StopProposed, count, st.integers(1, LARGEST)),
     StopAgreed: st.builds(StopAgreed, count),

@@ -452,7 +452,7 @@ def test_a_failure_ends_the_round_for_all_and_spends_one_restart() -> None:
     desk.hear(Failed("b", 0, (note(2, message="ValueError: bad\nmore"),)))
 
     why = "rank 2 on node b ended with exit status 1 (ValueError: bad)"
-    assert dict.fromkeys("ab", RoundEnd(0, why, True, decided=False)) == desk.sent()
+    assert dict.fromkeys("ab", RoundEnd(0, why, True, decided=False, failed=True)) == desk.sent()
     desk.hear(Stopped("a", 0, ()), Stopped("b", 0, (note(2, message="ValueError: bad\nmore"),)))
     assert 1 == desk.state.restarts
 
@@ -1134,7 +1134,7 @@ def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
         "node host/3 is lost: its agent died; "
         "host host was lost in 3 rounds in a row before any worker succeeded; restart 1 of 1"
     )
-    assert RoundEnd(2, why, True) == desk.sent()["a"]
+    assert RoundEnd(2, why, True, failed=True) == desk.sent()["a"]
 
 
 def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
@@ -1313,7 +1313,7 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
 
     why = "rank 1 on node a cannot continue (in uninterruptible sleep)"
-    assert dict.fromkeys("ab", RoundEnd(0, why, False, decided=False)) == ends
+    assert dict.fromkeys("ab", RoundEnd(0, why, False, decided=False, failed=True)) == ends
     why += "; a restart would fail again"
     assert Final(False, why, "a", stuck) == desk.state.final
     assert 0 == desk.state.restarts
@@ -1342,7 +1342,7 @@ def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
 
     desk.tick(1.0)
 
-    end = RoundEnd(0, "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3", True)
+    end = RoundEnd(0, "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3", True, failed=True)
     assert {"a": end, "b": end} == desk.sent()
     assert [end] == desk.mailboxes[mailbox]
     desk.hear(Stopped("a", 0, ()))
