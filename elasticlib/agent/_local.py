@@ -42,6 +42,7 @@ from elasticlib.workers import (
     Processes,
     WorkerNow,
     fork_servers,
+    ignoring,
     prepare_workers,
     worker_variables,
 )
@@ -128,7 +129,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._agent_store = caller.get(NO_SHARING) != "1"
         prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
         self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))
-        self._job = made.job
+        # A scheduler sends a notice to all processes of a node, also to workers that have not asked yet for a stop.
+        notices = self._end_notice.signals - {signal.SIGTERM}
+        self._job = ignoring(made.job, notices) if notices else made.job
         self._logs = LogRounds(logs_specs)
         duplicates = Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)

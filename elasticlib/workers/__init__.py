@@ -53,6 +53,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.workers._plan import (
         Preparation as Preparation,
         check_function as check_function,
+        ignoring as ignoring,
         prepare_workers as prepare_workers,
         serving_caller as serving_caller,
         shown_by_caller as shown_by_caller,
@@ -92,7 +93,9 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers._launch_events": "Exit WorkerNow",
         "elasticlib.workers._machine": "gpu_count gpu_names",
         "elasticlib.workers._packing": "pack_call",
-        "elasticlib.workers._plan": "Preparation check_function prepare_workers serving_caller shown_by_caller",
+        "elasticlib.workers._plan": (
+            "Preparation check_function ignoring prepare_workers serving_caller shown_by_caller"
+        ),
         "elasticlib.workers._processes": "Processes",
         "elasticlib.workers._signals": (
             "DeferredSignals HandledSignals Inbox NOTICES NoticeReceived Signals StacksRequest StopRequest "

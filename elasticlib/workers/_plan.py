@@ -19,7 +19,7 @@ import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType
@@ -449,6 +449,11 @@ def serving_caller(job: LaunchPlan) -> LaunchPlan:
     detached one.
     """
     return _saying(job, serves_caller=True)
+
+
+def ignoring(job: LaunchPlan, signums: Iterable[int]) -> LaunchPlan:
+    """Return *job* with workers that ignore *signums* until their program handles them, and so do its children."""
+    return evolve(job, common=replace(job.common, ignored=sorted({*job.common.ignored, *signums})))
 
 
 def without_preload(job: LaunchPlan) -> LaunchPlan:

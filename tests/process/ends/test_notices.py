@@ -92,6 +92,20 @@ def test_a_signal_before_a_worker_asks_is_kept_until_one_does(command: Commands,
     assert 75 == status and 1 == len(steps(said)), said
 
 
+def test_a_signal_to_all_processes_of_the_node_ends_no_worker(command: Commands, tmp_path: Path) -> None:
+    begins = tmp_path / "begins"
+    program = command(ASKS, "--preempt-signal", "USR1", BEGINS=str(begins))
+    program.says("starts", 2)
+
+    # As a scheduler does: workers have sessions of their own.
+    for pid in [program.popen.pid, *(int(line.split()[-1]) for line in program.log if "starts" in line)]:
+        os.kill(pid, signal.SIGUSR1)
+    begins.touch()
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+
+
 def test_the_end_of_the_time_is_kept_for_workers_that_still_start(command: Commands, tmp_path: Path) -> None:
     begins, end = tmp_path / "begins", time.time() + 9
     ending = ("--end-time", f"{end:.0f}", "--shutdown-timeout", "6")

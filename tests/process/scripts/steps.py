@@ -38,7 +38,7 @@ def train() -> int:
         say("rank", rank(), "works as", os.getpid())
         time.sleep(3600)
     if begins := os.environ.get("BEGINS"):
-        say("rank", rank(), "starts")
+        say("rank", rank(), "starts as", os.getpid())
         while not os.path.exists(begins):
             if is_meant("FAILS") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 raise RuntimeError("fails once")
