@@ -488,8 +488,6 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
-            case _policy.CloseJob(why):
-                member.post(Close(member.node, why, stops=True))
             case (
                 _policy.WantStop() | _policy.AwaitReturn() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree()
             ):
@@ -504,7 +502,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._telemetry.stopped(failures)
             case _policy.ReportSucceeded(number):
                 member.post(Succeeded(member.node, number))
-            case _policy.LeaveJob():
+            case _policy.LeaveJob() | _policy.CloseJob():
                 with contextlib.suppress(RendezvousClosedError):
                     self._perform_leave(action)
             case _policy.Finish():
@@ -527,11 +525,15 @@ class SimpleElasticAgent(ElasticAgent):
         has_saved = self._is_ending() and self._ended_well()
         self._events.append(_policy.WorkersGone(has_succeeded, has_saved))
 
-    def _perform_leave(self, action: _policy.LeaveJob) -> None:
+    def _perform_leave(self, action: _policy.LeaveJob | _policy.CloseJob) -> None:
         member = self._member
-        if action.ends_job:
-            member.post(Close(member.node, action.why, stops=True))
-        member.post(Leave(member.node, action.why, action.round))
+        match action:
+            case _policy.CloseJob(why):
+                member.post(Close(member.node, why, stops=True))
+            case _policy.LeaveJob(why, number):
+                if action.ends_job:
+                    member.post(Close(member.node, why, stops=True))
+                member.post(Leave(member.node, why, number))
 
     def _perform_common_stop(
         self,
