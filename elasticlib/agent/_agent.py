@@ -531,9 +531,7 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.CloseJob(why):
                 member.post(Close(member.node, why, stops=True))
             case _policy.LeaveJob(why, number):
-                if action.ends_job:
-                    member.post(Close(member.node, why, stops=True))
-                member.post(Leave(member.node, why, number))
+                member.post(Leave(member.node, why, number, stops=action.ends_job))
 
     def _perform_common_stop(
         self,

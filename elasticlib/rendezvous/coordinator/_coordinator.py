@@ -144,7 +144,7 @@ def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
         case messages.Acknowledgement():
             # The server takes note: it waits no more for this node.
             return state, ()
-        case messages.Close(stops=True):
+        case messages.Close(stops=True) | messages.Leave(stops=True):
             return abandon(state, report.why, "stopped")
         case messages.Close():
             return abandon(state, f"node {report.node} closed the job: {report.why}")

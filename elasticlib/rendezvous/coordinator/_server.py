@@ -197,7 +197,7 @@ class Server:
             self._leaver = request.leaver
             if self.state.rules.ends_together:
                 self._farewell = Farewell.begin(self.state, request.leaver, now)
-        self._follow(self.logic.abandon(self.state, request.why), now, out)
+        self._follow(self.logic.abandon(self.state, request.why, request.kind), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}

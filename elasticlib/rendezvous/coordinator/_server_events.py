@@ -63,6 +63,8 @@ class Abandon:
 
     why: str
     leaver: str | None = None
+    kind: str = "closed"
+    """Kind of the `Final` that all nodes get."""
 
 
 @frozen

@@ -91,7 +91,7 @@ class NodeClient:
         key: bytes | None = None,
         limits: Limits | None = None,
         clock: Clock = monotonic,
-        on_leave: Callable[[str], bool] = lambda why: False,
+        on_leave: Callable[[messages.Leave], bool] = lambda leave: False,
         where: str = "",
         after: str = "",
         sent: int = 0,
@@ -133,7 +133,7 @@ class NodeClient:
         never joined is unknown and gets no answer.
         """
         # If the job must end with this node, its coordinator is here and needs no message.
-        if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
+        if not isinstance(report, messages.Leave) or not self._on_leave(report):
             self._say(events.SendReport(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, paused: bool) -> None:

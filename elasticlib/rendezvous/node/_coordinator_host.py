@@ -82,9 +82,9 @@ class CoordinatorHost:
         self._thread = threading.Thread(target=self.run, name="elasticlib-coordinator", daemon=True)
         start_thread(self._thread)
 
-    def abandon(self, why: str, leaver: str | None = None) -> None:
-        """End the job for all nodes; *leaver* needs no answer. May be called from any thread."""
-        self._tell(events.Abandon(why, leaver))
+    def abandon(self, why: str, leaver: str | None = None, kind: str = "closed") -> None:
+        """End the job for all nodes, as *kind* of end; *leaver* needs no answer. May be called from any thread."""
+        self._tell(events.Abandon(why, leaver, kind))
 
     def close(self, linger: float = 0.0) -> None:
         """

@@ -23,6 +23,7 @@ from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import Exchange
+from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
@@ -80,7 +81,7 @@ class CoordinatorRole(abc.ABC):
         """
         return None
 
-    def abandon(self, why: str) -> bool:
+    def abandon(self, leave: Leave) -> bool:
         """Return whether the job must end because this node leaves; end it then."""
         return False
 
@@ -166,11 +167,14 @@ class StoreRole(CoordinatorRole):
         listening: socket.socket | None = self._backend.listening
         return listening
 
-    def abandon(self, why: str) -> bool:
+    def abandon(self, leave: Leave) -> bool:
         if self._host is None:
             return False
         # After the job's end, too: nobody has to wait for this node.
-        self._host.abandon(f"node {self._job.node}, which hosts the job's store, left: {why}", self._job.node)
+        if leave.stops:
+            self._host.abandon(leave.why, leave.node, "stopped")
+        else:
+            self._host.abandon(f"node {leave.node}, which hosts the job's store, left: {leave.why}", leave.node)
         return True
 
     def close(self, linger: float) -> None:

@@ -197,7 +197,7 @@ class NodeRuntime:
         # If all workers are on this node, no other node may reach their store.
         return loopback() if self.job.max_nodes == 1 else self._backend.address() or loopback()
 
-    def _left(self, why: str) -> bool:
+    def _left(self, leave: Leave) -> bool:
         """Return whether the job must end because this node leaves; end it then."""
         self._witnessed = True
-        return self._role.abandon(why)
+        return self._role.abandon(leave)

@@ -164,6 +164,8 @@ class Leave:
     True if another process reports it for a dead agent: that counts as a loss, not as the node's
     own wish.
     """
+    stops: bool = False
+    """True if a person stops the job: it ends for all nodes, and `why` is the reason for all."""
 
 
 @frozen

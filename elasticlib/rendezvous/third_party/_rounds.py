@@ -193,7 +193,9 @@ class HandlerRounds:
                 self._look()
             case Close():
                 self.calls.close()
-            case Leave(why=why):
+            case Leave(why=why, stops=stops):
+                if stops:
+                    self.calls.close()
                 self._depart(why)
                 self._finish(Final(False, why, kind="left"))
             case _:

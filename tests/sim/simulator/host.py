@@ -57,9 +57,9 @@ class Observed:
         self.saw(outcome[0])
         return outcome
 
-    def abandon(self, state: JobState, why: str) -> Any:
+    def abandon(self, state: JobState, why: str, kind: str = "closed") -> Any:
         """The end of the job."""
-        outcome = self.logic.abandon(state, why)
+        outcome = self.logic.abandon(state, why, kind)
         self.saw(outcome[0])
         return outcome
 

@@ -87,7 +87,7 @@ REPORTS: dict[type, st.SearchStrategy[Any]] = {
     Failed: st.builds(Failed, node, count, lists),
     Stopped: st.builds(Stopped, node, count, lists),
     Succeeded: st.builds(Succeeded, node, count),
-    Leave: st.builds(Leave, node, text, st.none() | count),
+    Leave: st.builds(Leave, node, text, st.none() | count, st.booleans(), st.booleans()),
     StopWanted: st.builds(StopWanted, node, count, text, st.floats(0, 1e9)),
     CallsCounted: st.builds(CallsCounted, node, count, count, st.floats(0, 1e9), count),
     Acknowledgement: st.builds(Acknowledgement, node),

@@ -698,6 +698,11 @@ FREE: dict[str, tuple[Begin, tuple[Step, ...], dict[str, Notice]]] = {
     "a spare that falls silent": (lambda: watched("a"), ("b", silent("b")), {"b": GivenUp("no heartbeat for 10 s")}),
     "silence without a heartbeat time": (lambda: running("a", "b"), (silent("a", "b", seconds=1000.0),), {}),
     "a node closes the job": (lambda: running("a", "b"), (Close("b", "enough"),), {"a": CLOSED, "b": CLOSED}),
+    "a person stops the job on a node that leaves": (
+        lambda: running("a", "b"),
+        (Leave("b", "stopped by hand", 0, stops=True),),
+        {"a": Final(False, "stopped by hand", kind="stopped"), "b": Final(False, "stopped by hand", kind="stopped")},
+    ),
     "a person stops the job": (
         lambda: running("a", "b"),
         (Close("b", "stopped by hand", stops=True),),

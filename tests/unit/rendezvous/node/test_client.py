@@ -343,7 +343,7 @@ def test_the_descriptor_is_not_inherited(member: NodeClient) -> None:
 
 def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stage) -> None:
     said: list[str] = []
-    member = make(stage, on_leave=lambda why: not said.append(why))  # type: ignore[func-returns-value]
+    member = make(stage, on_leave=lambda leave: not said.append(leave.why))  # type: ignore[func-returns-value]
     member.join(1, "trainer")
     member.post(Leave(member.node, "SIGTERM"))
     member.post(Succeeded(member.node, 0))

@@ -198,6 +198,18 @@ def test_who_left_is_not_waited_for(office: Office) -> None:
     assert time.monotonic() - began < LIMIT / 2
 
 
+def test_a_host_that_leaves_a_job_which_a_person_stops_gives_that_end(office: Office) -> None:
+    mailbox = office.join("a")
+    office.read(mailbox, 0)
+    # As a message, its own report could come after its leave.
+    office.host.abandon("stopped by hand", "b", "stopped")
+
+    final = office.read(mailbox, 1)
+
+    assert isinstance(final, Final)
+    assert ("stopped by hand", "stopped") == (final.why, final.kind)
+
+
 def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
     mailbox = office.join("a")
     office.read(mailbox, 0)
