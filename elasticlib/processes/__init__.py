@@ -124,6 +124,11 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.processes._refusals import FEW_DESCRIPTORS as FEW_DESCRIPTORS, FEW_PROCESSES as FEW_PROCESSES
     from elasticlib.processes._sessions import Sessions as Sessions, SharedSessions as SharedSessions
+    from elasticlib.processes._signal_masks import (
+        catches as catches,
+        has_default_action as has_default_action,
+        ignores as ignores,
+    )
     from elasticlib.processes._wire import (
         Channel as Channel,
         Message as Message,
@@ -170,6 +175,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         ),
         "elasticlib.processes._refusals": "FEW_DESCRIPTORS FEW_PROCESSES",
         "elasticlib.processes._sessions": "Sessions SharedSessions",
+        "elasticlib.processes._signal_masks": "catches has_default_action ignores",
         "elasticlib.processes._wire": (
             "Channel Message Waitable encoded_message room_for_descriptors takes_more wait_readable wait_for_change"
         ),

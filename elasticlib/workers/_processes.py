@@ -37,7 +37,14 @@ from elasticlib.logs import (
     prepare_streams,
 )
 from elasticlib.preload import ImportWatch
-from elasticlib.processes import KILL_SECONDS, HelperLostError, room_for_descriptors, wait_readable, wait_until_gone
+from elasticlib.processes import (
+    KILL_SECONDS,
+    HelperLostError,
+    catches,
+    room_for_descriptors,
+    wait_readable,
+    wait_until_gone,
+)
 from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
@@ -45,7 +52,6 @@ from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers.child._should_stop import StopBoard
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
-from elasticlib.workers.spawner._kernel_facts import catches
 
 _ANSWER = 15.0
 """

@@ -25,6 +25,7 @@ from typing_extensions import Self
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.processes import has_default_action
 from elasticlib.workers.child._should_stop import NOTICES as NOTICES
 
 _log = logging.getLogger("elasticlib")
@@ -103,10 +104,12 @@ def _install_for_notices(
     Set *handler* for `NOTICES` that would end this program, unless the program handles or ignores
     them.
     """
-    deadly = (signal.SIG_DFL, _drop)
-    return _install(
-        tuple(each for each in NOTICES if each not in without and signal.getsignal(each) in deadly), handler
-    )
+    return _install(tuple(each for each in NOTICES if each not in without and _is_deadly(each)), handler)
+
+
+def _is_deadly(notice: signal.Signals) -> bool:
+    """Return True if *notice* would end this program while no launch runs, but for `_drop`."""
+    return signal.getsignal(notice) is _drop or has_default_action(notice)
 
 
 def _drop(signum: int, frame: FrameType | None) -> None:

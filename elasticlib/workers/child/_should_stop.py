@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass
 
 from elasticlib._clock import sleep, wall_time
+from elasticlib.processes import has_default_action
 
 _HEAD = struct.Struct("@qqdqqq")
 """State, call in which all stop, deadline (Unix time), first rank, number of ranks, bytes of the reason."""
@@ -189,11 +190,11 @@ def _leave_signals_to_launcher() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     for signum in NOTICES:
-        if signal.getsignal(signum) is signal.SIG_DFL:
+        if has_default_action(signum):
             # Not SIG_IGN, which the programs that this one starts would inherit.
             signal.signal(signum, _ignore)
 
-    is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    is_ours = has_default_action(signal.SIGTERM)
     if is_ours:
         signal.signal(signal.SIGTERM, _handle_sigterm)
     return is_ours

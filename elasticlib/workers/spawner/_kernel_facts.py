@@ -11,31 +11,16 @@ import os
 import shlex
 from collections.abc import Collection, Iterable
 
-from elasticlib.processes import descendants, is_memory_cleaner, process_facts
+from elasticlib.processes import (
+    catches as catches,
+    descendants,
+    ignores as ignores,
+    is_memory_cleaner,
+    process_facts,
+)
 
 _LONGEST_COMMAND = 200
 _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Return True if the program has a handler for *signum*."""
-    return _has_signal(pid, b"SigCgt:", signum)
-
-
-def ignores(pid: int, signum: int) -> bool:
-    """Return True if the program ignores *signum*."""
-    return _has_signal(pid, b"SigIgn:", signum)
-
-
-def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
-    """Return True if *signum* is in this *mask* of the program."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            value = _value_of(mask, file)
-    except OSError:
-        return False
-    signals = int(value or b"0", 16)
-    return bool(signals >> (signum - 1) & 1)
 
 
 def _value_of(field: bytes, lines: Iterable[bytes]) -> bytes | None:

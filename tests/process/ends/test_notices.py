@@ -68,6 +68,18 @@ def test_a_signal_that_announces_nothing_is_as_before(command: Commands, name: s
     assert expected == status and 2 == said.count("saved by"), said
 
 
+def test_a_worker_that_asks_keeps_the_handler_of_c_code(command: Commands) -> None:
+    program = command(ASKS, STACKS="1")
+    program.says("works", 2)
+
+    program.popen.send_signal(signal.SIGUSR1)
+    program.says("most recent call first")
+    program.popen.send_signal(signal.SIGTERM)
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)), said
+
+
 def test_a_program_that_uses_the_signal_otherwise_succeeds(command: Commands) -> None:
     program = command(
         HANDLES, "--preempt-signal", "USR1", "--shutdown-timeout", "1", HANDLES="SIGUSR1", GOES_ON="1", LAST="300"

@@ -2,12 +2,13 @@
 Training without torch: each rank makes steps of its own length, and returns when it should stop.
 
 The variables SILENT (a rank that never asks), DIES (a rank that is killed at the request), LAST (the number of steps),
-STUBBORN (a rank, or all, that goes on after its `Stop`), BEGINS (a file before which no rank makes a step) and FAILS (a
-rank that fails in the first round) change what ranks do.
+STUBBORN (a rank, or all, that goes on after its `Stop`), BEGINS (a file before which no rank makes a step), FAILS (a
+rank that fails in the first round) and STACKS (a rank that writes its stacks at SIGUSR1) change what ranks do.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
@@ -37,6 +38,8 @@ def train() -> int:
         signal.signal(signal.SIGTERM, handle)
         say("rank", rank(), "works as", os.getpid())
         time.sleep(3600)
+    if is_meant("STACKS"):
+        faulthandler.register(signal.SIGUSR1)
     if begins := os.environ.get("BEGINS"):
         say("rank", rank(), "starts as", os.getpid())
         while not os.path.exists(begins):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -444,6 +446,17 @@ def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int], in
         signal.raise_signal(signal.SIGUSR1)
 
     assert ([signal.SIGUSR1], []) == (seen, inbox.drain())
+
+
+def test_a_notice_stays_with_a_handler_of_c_code(by_default: None, inbox: Inbox, tmp_path: Path) -> None:
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        with HandledSignals((), inbox, takes_notices=True):
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        faulthandler.unregister(signal.SIGUSR1)
+
+    assert 2 == (tmp_path / "stacks").read_text().count("most recent call first") and [] == inbox.drain()
 
 
 def test_a_notice_that_is_listed_stops_the_job(by_default: None, inbox: Inbox) -> None:

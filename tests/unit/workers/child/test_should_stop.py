@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -141,6 +144,30 @@ def test_memory_that_the_program_overwrote_never_raises(junk: bytes, place: int)
     assert found is None or isinstance(found, Stop)
     assert isinstance(ranks.board.listeners(), list)
     assert isinstance(ranks.board.calls(), int)
+
+
+@pytest.fixture
+def by_default() -> Iterator[None]:
+    """The first call finds no handler, and those that it sets end with the test."""
+    signums = (signal.SIGTERM, *_should_stop.NOTICES)
+    before = [signal.signal(signum, signal.SIG_DFL) for signum in signums]
+    yield
+    for signum, handler in zip(signums, before, strict=True):
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("by_default")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, *_should_stop.NOTICES])
+def test_a_handler_of_c_code_stays(signum: signal.Signals, tmp_path: Path) -> None:
+    ranks = Ranks(1)
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(signum, file=file)
+        ranks.call(0)
+        signal.raise_signal(signum)
+        faulthandler.unregister(signum)
+
+    assert "most recent call first" in (tmp_path / "stacks").read_text()
+    assert ([] if signum == signal.SIGTERM else [0]) == ranks.board.ignoring()
 
 
 @pytest.fixture
