@@ -211,6 +211,8 @@ _OF_THE_END = ("preempt_signal", "end_time", "shutdown_timeout")
 """Options of the end of a node, which are fields of the same names."""
 _MARGIN = 5.0
 """Seconds between the end of the workers and that of the launcher, which reports it."""
+_ALWAYS_HANDLED = ("SIGUSR1", "SIGUSR2")
+"""Signals that the launcher handles whatever its user lists: it passes them to the workers."""
 _STOP_TIME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Variable of torch's launcher, which gives the same as the option ``shutdown_timeout``."""
 
@@ -228,7 +230,8 @@ def ending(
     *values* are those of all options, and *given* are the names of options that somebody gave. *kill_wait* returns the
     seconds from SIGTERM to SIGKILL in this Slurm.
     """
-    offered = {"preempt_signal": context.preempt_signal, "end_time": context.deadline}
+    announced = _handled_of(context.preempt_signal, values["signals_to_handle"])
+    offered = {"preempt_signal": announced, "end_time": context.deadline}
     added = {name: value for name, value in offered.items() if value and name not in given}
     found = Filling(added, context)
     whole = _stop_time(context, kill_wait)
@@ -239,6 +242,13 @@ def ending(
     if "shutdown_timeout" in given:
         return evolve(found, warnings=_warn_of_long_stop(context, values["shutdown_timeout"], whole, left))
     return Filling({**added, "shutdown_timeout": left}, context, (f"shutdown timeout {left:g} s",))
+
+
+def _handled_of(announced: str, handled: str) -> str:
+    """Return the signals *announced* by the engine that the launcher handles."""
+    # A signal that the user keeps from the launcher announces nothing to it.
+    received = {*map(str.strip, handled.split(",")), *_ALWAYS_HANDLED}
+    return ",".join(name for name in announced.split(",") if name in received)
 
 
 def _stop_time(context: EngineContext, kill_wait: Callable[[], float | None]) -> float | None:
@@ -312,6 +322,7 @@ def _options_of(config: LaunchConfig) -> tuple[dict[str, Any], set[str]]:
         "rdzv_conf": config.rdzv_configs,
         "node_rank": config.node_rank,
         "master_port": None,
+        "signals_to_handle": config.signals_to_handle,
         **{name: getattr(config, name) for name in _OF_THE_END},
     }
     given = {name for name in ("rdzv_endpoint", "rdzv_id") if values[name]}

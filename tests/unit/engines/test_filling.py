@@ -176,7 +176,12 @@ def test_several_tasks_on_a_node_may_have_all_options() -> None:
 # The end of a node.
 
 SIGNALS = "SIGTERM,SIGUSR1,SIGUSR2"
-ENDS: dict[str, Any] = {"preempt_signal": None, "end_time": None, "shutdown_timeout": None}
+ENDS: dict[str, Any] = {
+    "preempt_signal": None,
+    "end_time": None,
+    "shutdown_timeout": None,
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+}
 
 
 def ended(
@@ -225,6 +230,22 @@ def test_the_engine_says_how_a_node_ends(
     assert values == found.values and () == found.warnings
 
 
+@pytest.mark.parametrize(
+    ("environ", "handled", "announced"),
+    [
+        (recorded.STEP, "SIGINT", "SIGUSR1,SIGUSR2"),
+        (recorded.STEP, "", "SIGUSR1,SIGUSR2"),
+        (recorded.STEP, " SIGINT , SIGTERM", SIGNALS),
+        ({"JOB_COMPLETION_INDEX": "3"}, "SIGINT", None),
+        ({"JOB_COMPLETION_INDEX": "3"}, "SIGINT,SIGTERM", "SIGTERM"),
+    ],
+)
+def test_only_signals_that_the_launcher_handles_announce_the_end(
+    environ: dict[str, str], handled: str, announced: str | None
+) -> None:
+    assert announced == ended(environ, signals_to_handle=handled).values.get("preempt_signal")
+
+
 @pytest.mark.parametrize(("given", "rank", "warns"), [(25, 0, False), (26, 0, True), (60, 1, False)])
 def test_a_stop_longer_than_the_engine_waits_is_a_warning(given: int, rank: int, warns: bool) -> None:
     warnings = ended(rank=rank, shutdown_timeout=given).warnings
@@ -251,6 +272,12 @@ def test_a_configuration_gets_the_end_of_its_node() -> None:
     config = with_all_nodes(LaunchConfig(min_nodes="all"), recorded.STEP, now=NOW, kill_wait=lambda: 60.0)[0]
 
     assert (SIGNALS, 55.0) == (config.preempt_signal, config.shutdown_timeout)
+
+
+def test_a_configuration_gets_no_signal_that_it_does_not_handle() -> None:
+    given = LaunchConfig(min_nodes="all", signals_to_handle="SIGINT")
+
+    assert "SIGUSR1,SIGUSR2" == with_all_nodes(given, recorded.STEP, now=NOW)[0].preempt_signal
 
 
 # `LaunchConfig(min_nodes="all")`.
