@@ -2,7 +2,7 @@
 Watch for announcements of this node's end: a file, a function of the user, and the end of the scheduler's time.
 
 Rules of this file: each source has a thread of its own, since a function of the user may block. A source
-that fails is reported once, and never stops the job.
+that fails is reported once and read again, and never stops the job.
 """
 
 from __future__ import annotations
@@ -66,16 +66,29 @@ def source_of(notice: str | os.PathLike[str] | Callable[[], str | None]) -> Sour
     """
     Return the source of a file's path, or of a function.
 
-    Raises `ConfigError` for a file that exists already.
+    Raises `ConfigError` for a file that exists already, or at whose path no file can appear.
     """
     if callable(notice):
         return _of_function(notice)
-    path = Path(notice)
-    if path.exists():
-        raise ConfigError.of_setting(
-            "preempt_notice", f"{str(path)!r} exists already: remove it if it is left from an earlier notice"
-        )
+
+    # The program may change its folder while the job runs.
+    path = Path(notice).absolute()
+    complaint = _complaint_about(path)
+    if complaint:
+        raise ConfigError.of_setting("preempt_notice", f"{str(notice)[:200]!r} {complaint}")
     return _of_file(path)
+
+
+def _complaint_about(path: Path) -> str:
+    """Return why the file at *path* cannot announce the end; empty if it can."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return f"cannot be read ({reason}): give the path of a file that can appear"
+    return "exists already: remove it if it is left from an earlier notice"
 
 
 def _of_function(function: Callable[[], str | None]) -> Source:
@@ -110,27 +123,36 @@ def end_watch(sources: Sequence[Source], inbox: Inbox) -> Iterator[None]:
         threading.Thread(target=_watch, args=(source, inbox, is_over), name="elasticlib-end", daemon=True)
         for source in sources
     ]
-    for watch in watches:
-        start_thread(watch)
+    started: list[threading.Thread] = []
     try:
+        for watch in watches:
+            started.append(start_thread(watch))
         yield
     finally:
         is_over.set()
-        for watch in watches:
+        for watch in started:
             # A thread that is still within a function of the user ends with it, or with the program.
             watch.join(_ENDING)
 
 
 def _watch(source: Source, inbox: Inbox, is_over: threading.Event) -> None:
+    is_reported = False
     while not is_over.is_set():
+        request = None
         try:
             request = source(wall_time())
-        except Exception as error:
-            _log.warning(
-                "a source of preemption notices failed and is not read again: %s: %s", type(error).__name__, error
-            )
-            return
+        # SystemExit: a function of the user may call sys.exit.
+        except (Exception, SystemExit) as error:
+            if not is_reported:
+                is_reported = True
+                _report(error)
         if request is not None:
             inbox.put(request)
             return
         is_over.wait(_INTERVAL)
+
+
+def _report(error: BaseException) -> None:
+    _log.warning(
+        "a source of preemption notices failed, and is read again every second: %s: %s", type(error).__name__, error
+    )

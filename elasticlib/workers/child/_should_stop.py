@@ -78,7 +78,8 @@ class StopBoard:
 
     def ask(self, reason: str, deadline: float, ranks: range) -> None:
         """Prepare the `Stop`; *deadline* is a Unix time, *ranks* are global."""
-        text = reason.encode()[:_LONGEST_REASON]
+        # Names of files may not be valid UTF-8.
+        text = reason.encode(errors="replace")[:_LONGEST_REASON]
         place = self._start + _HEAD.size
         self._memory[place : place + len(text)] = text
         _HEAD.pack_into(self._memory, self._start, _NONE, 0, deadline, ranks.start, len(ranks), len(text))

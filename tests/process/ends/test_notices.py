@@ -172,6 +172,19 @@ def test_a_file_stops_workers_that_do_not_ask(command: Commands, tmp_path: Path)
     assert 1 == status and "the machine is reclaimed" in said, said
 
 
+def test_a_file_in_place_of_a_folder_announces_the_end(command: Commands, tmp_path: Path) -> None:
+    program = command(ASKS, "--preempt-notice", str(tmp_path / "notice"))
+    program.says("works", 2)
+
+    (tmp_path / "notice").mkdir()
+    program.says("a source of preemption notices failed")
+    (tmp_path / "notice").rmdir()
+    (tmp_path / "notice").write_text("the machine is reclaimed")
+    status, said = program.ends()
+
+    assert 75 == status and 1 == len(steps(said)) and 1 == said.count("notices failed"), said
+
+
 def test_a_function_announces_the_end_to_a_program() -> None:
     answers = iter([None] * 2 + ["the machine is reclaimed"] * 100)
     config = LaunchConfig(nproc_per_node=2, preload=(), preempt_notice=lambda: next(answers))
@@ -205,6 +218,7 @@ def test_the_end_of_the_time_stops_no_others(command: Commands) -> None:
         (("--preempt-signal", "SIGWINCH"), ("--preempt-signal='SIGWINCH'", "SIGTERM")),
         (("--end-time", "1000"), ("--end-time=1000", "before the present time")),
         (("--preempt-notice", "/"), ("--preempt-notice='/'", "exists already")),
+        (("--preempt-notice", f"/tmp/{'x' * 300}"), ("--preempt-notice='/tmp/xxx", "File name too long")),
     ],
 )
 def test_notices_that_cannot_be_are_refused(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from elasticlib.agent import EndNotice
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, StartError
 from elasticlib.job import AnnouncedEnd, end_watch, source_of
 from elasticlib.workers import Inbox, StopRequest
 from tests.waiting import wait_until
@@ -92,6 +93,96 @@ def test_a_file_that_exists_at_the_start_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"preempt_notice='.*notice'|preempt_notice.*exists already.*remove it"):
         source_of(tmp_path / "notice")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda folder: folder / ("x" * 300), "File name too long"),
+        (lambda folder: folder / "notice" / "file", "Not a directory"),
+        (lambda folder: folder / "loop" / "file", "Too many levels"),
+        (lambda folder: f"{folder}/\0", "embedded null"),
+    ],
+)
+def test_a_path_at_which_no_file_can_appear_is_refused(
+    tmp_path: Path, make: Callable[[Path], Path | str], why: str
+) -> None:
+    (tmp_path / "notice").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+
+    with pytest.raises(ConfigError, match=f"preempt_notice.*cannot be read.*{why}.*give the path"):
+        source_of(make(tmp_path))
+
+
+def test_a_relative_path_stays_the_one_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = source_of("notice")
+    (tmp_path / "notice").touch()
+    monkeypatch.chdir("/")
+
+    assert source(NOW) is not None
+
+
+def test_a_folder_at_the_path_is_reported_once_and_its_file_counts(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticlib.job._end_watch._INTERVAL", 0.001)
+    looks: list[float] = []
+    look = source_of(path := tmp_path / "notice")
+
+    def source(now: float) -> StopRequest | None:
+        looks.append(now)
+        return look(now)
+
+    with caplog.at_level(logging.WARNING, "elasticlib"), end_watch([source], inbox):
+        path.mkdir()
+        wait_until(lambda: "Is a directory" in caplog.text)
+        before = len(looks)
+        wait_until(lambda: len(looks) > before + 2)
+        path.rmdir()
+        path.with_suffix(".new").write_text("reclaimed")
+        path.with_suffix(".new").rename(path)
+        wait_until(lambda: bool(inbox._items))
+
+    assert 1 == len(caplog.messages)
+    assert [StopRequest("reclaimed", is_notice=True)] == inbox.drain()
+
+
+def test_a_function_that_failed_is_read_again(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticlib.job._end_watch._INTERVAL", 0.001)
+    failures = iter([OSError("no route to the metadata server"), SystemExit(1)])
+
+    def function() -> str:
+        for failure in failures:
+            raise failure
+        return "reclaimed"
+
+    with caplog.at_level(logging.WARNING, "elasticlib"), end_watch([source_of(function)], inbox):
+        wait_until(lambda: bool(inbox._items))
+
+    assert 1 == len(caplog.messages) and "OSError: no route" in caplog.text
+    assert [StopRequest("reclaimed", is_notice=True)] == inbox.drain()
+
+
+def test_no_thread_is_left_if_a_later_one_cannot_start(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, threads = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        threads.append(thread)
+        if len(threads) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+
+    with pytest.raises(StartError, match="elasticlib-end"), end_watch([lambda now: None] * 3, inbox):
+        pass  # not reached
+
+    first, second = threads
+    first.join(10)
+    assert not first.is_alive() and not second.is_alive()
 
 
 def test_a_function_announces_the_end_once(inbox: Inbox) -> None:

@@ -118,9 +118,10 @@ def test_at_the_deadline_nobody_waits_any_more() -> None:
     assert stop is not None and "late" == stop.reason
 
 
-def test_a_long_reason_is_cut() -> None:
+@pytest.mark.parametrize("reason", ["ä" * 500, "the file \udcff has appeared"])
+def test_any_reason_reaches_the_program_in_200_bytes(reason: str) -> None:
     ranks = Ranks(1)
-    ranks.board.ask("ä" * 500, LATER, range(1))
+    ranks.board.ask(reason, LATER, range(1))
     ranks.board.propose(1)
     ranks.board.confirm()
 
