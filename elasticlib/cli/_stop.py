@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import socket
 import time
 from collections.abc import Sequence
+from typing import NoReturn
+
+from attrs import frozen
 
 from elasticlib.cli._parser import PROG
-from elasticlib.errors import ConfigError
+from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.job import RunningLaunch, ask_to_stop, running_launches, wait_for_end
 
 
@@ -18,24 +22,62 @@ def main(args: Sequence[str]) -> None:
     """
     Stop a job, and wait for its end.
 
-    Raises `ConfigError` if it does not run here, and SystemExit (status 2) for wrong usage.
+    Raises `ConfigError` if it does not run here, `ElasticError` if it does not answer, and SystemExit (status 2) for
+    wrong usage.
     """
     given = parser().parse_args(args)
     _check_grace(given.grace)
-    launches = running_launches()
+    launches, silent = running_launches()
     chosen = [each for each in launches if given.job in (each.run_id, str(each.pid))]
     if not chosen:
-        raise ConfigError(_complaint(given.job, launches))
+        _refuse(given.job, launches, silent)
 
     # All are asked before one is waited for: they may be nodes of one job.
-    connections = [ask_to_stop(each, given.grace, only_node=given.node) for each in chosen]
-    if not given.no_wait:
-        for connection in filter(None, connections):
-            wait_for_end(connection)
+    asked = [(each, _asked(each, given)) for each in chosen]
+    for launch, answer in asked:
+        if answer is not None:
+            _show(launch, answer, waits=not given.no_wait)
 
-    state = "is stopping" if given.no_wait else "has stopped"
-    for launch in chosen:
-        print(f"{PROG} stop: {_name(launch)} {state}", flush=True)
+    unanswered = [launch.pid for launch, answer in asked if answer is None]
+    if unanswered:
+        raise ElasticError(_not_answered(unanswered))
+
+
+@frozen
+class _Answer:
+    """The answer of a launch that was asked to stop."""
+
+    connection: socket.socket | None
+    """It ends with the launch; None if that has ended."""
+
+
+def _asked(launch: RunningLaunch, given: argparse.Namespace) -> _Answer | None:
+    """Ask *launch* to stop; return None if it does not answer."""
+    try:
+        return _Answer(ask_to_stop(launch, given.grace, only_node=given.node))
+    except TimeoutError:
+        return None
+
+
+def _show(launch: RunningLaunch, answer: _Answer, *, waits: bool) -> None:
+    if waits and answer.connection is not None:
+        wait_for_end(answer.connection)
+    is_stopping = not waits and answer.connection is not None
+    print(f"{PROG} stop: {_name(launch)} {'is stopping' if is_stopping else 'has stopped'}", flush=True)
+
+
+def _refuse(job: str | None, launches: Sequence[RunningLaunch], silent: Sequence[int]) -> NoReturn:
+    """Raise the error for a *job* that is not among the *launches*, but may be one of the *silent* processes."""
+    named = [pid for pid in silent if job == str(pid)]
+    if named or (silent and job is not None):
+        raise ElasticError(_not_answered(named or silent))
+    raise ConfigError(_complaint(job, launches, silent))
+
+
+def _not_answered(pids: Sequence[int]) -> str:
+    names = ", ".join(f"launch {pid}" for pid in pids)
+    verb = "has" if len(pids) == 1 else "have"
+    return f"{names} {verb} not answered: try again, or find out if the process is stopped (state T in ps)"
 
 
 def _check_grace(grace: float | None) -> None:
@@ -63,7 +105,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _complaint(job: str | None, launches: Sequence[RunningLaunch]) -> str:
+def _complaint(job: str | None, launches: Sequence[RunningLaunch], silent: Sequence[int]) -> str:
+    if not launches and silent:
+        return f"JOB is missing; {_not_answered(silent)}"
     if not launches:
         return "no job of this user runs on this machine"
     names = ", ".join(map(_name, launches))

@@ -123,6 +123,19 @@ def test_one_node_alone_can_be_stopped(start: Commands) -> None:
     host.popen.send_signal(signal.SIGINT)
 
 
+def test_a_launch_that_is_paused_is_named_and_can_be_stopped_later(start: Commands) -> None:
+    job = start("noticed.py", "--rdzv-id", run_id := f"job-{uuid.uuid4()}")
+    job.says("works", 2)
+
+    job.popen.send_signal(signal.SIGSTOP)
+    status, said = stop(run_id)
+    job.popen.send_signal(signal.SIGCONT)
+    later, more = stop(run_id)
+
+    assert 1 == status and f"launch {job.popen.pid}" in said and "not answered: try again" in said, said
+    assert 0 == later and "has stopped" in more, more
+
+
 def test_a_job_that_does_not_run_is_an_error_that_names_those_that_do(start: Commands) -> None:
     job = start("noticed.py", "--rdzv-id", run_id := f"job-{uuid.uuid4()}")
     job.says("works", 2)
