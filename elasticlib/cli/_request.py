@@ -87,6 +87,7 @@ def request_of(
         filled = _fill_in(context, values, given, environ)
         values, given = {**values, **filled.values}, {**dict.fromkeys(filled.values, filled.source), **given}
         config = _config(values, given, environ)
+        exits = _exit_settings(context, values, given, environ)
     except ConfigError as e:
         raise by_source(e, given) from e
 
@@ -97,19 +98,25 @@ def request_of(
         tuple(args.training_script_args),
         given,
         values["progress"],
-        _exit_settings(context, values, given),
+        exits,
         filled.notice,
     )
 
 
-def _exit_settings(context: EngineContext | None, values: Mapping[str, Any], given: Mapping[str, str]) -> ExitSettings:
+def _exit_settings(
+    context: EngineContext | None, values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]
+) -> ExitSettings:
     requeue = values["requeue"]
     source = given.get("requeue", "--requeue")
     if requeue < 0:
         raise ConfigError(f"{source}: {requeue} must be a number of times, 0 or more")
-    is_in_step = context is not None and context.engine == "slurm"
-    if requeue and not is_in_step:
-        raise ConfigError(f"{source} {requeue}: this process is not in a step of Slurm; leave it out")
+    if requeue and values["standalone"]:
+        # The engine fills in nothing for such a job, but restarts it.
+        context = engine_context(environ, values["engine"], now=wall_time())
+    complaint = _complaint_about_requeue(context, values, environ) if requeue else ""
+    if complaint:
+        raise ConfigError(f"{source} {requeue}: {complaint}")
+
     return ExitSettings(
         _exit_status("preempt_exit", values, given),
         _exit_status("failure_exit", values, given),
@@ -117,6 +124,39 @@ def _exit_settings(context: EngineContext | None, values: Mapping[str, Any], giv
         requeue,
         context,
     )
+
+
+def _complaint_about_requeue(
+    context: EngineContext | None, values: Mapping[str, Any], environ: Mapping[str, str]
+) -> str:
+    """Return why the Slurm job of this process cannot be requeued; empty if it can."""
+    if context is None or context.engine != "slurm":
+        return _complaint_about_step(values, environ)
+
+    is_one_of_several = values["standalone"] and context.num_agents != 1
+    if not is_one_of_several:
+        return ""
+    return (
+        f"{context.title} has {context.num_agents} tasks, each with a job of its own (--standalone), and Slurm "
+        "requeues them only together: give one task (srun --ntasks=1), or leave one of the two options out"
+    )
+
+
+def _complaint_about_step(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    if "SLURM_STEP_ID" not in environ:
+        return "this process is not in a step of Slurm; leave it out"
+    return f"{_why_not_read(values, environ)}, so the job of Slurm cannot be requeued"
+
+
+def _why_not_read(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return why the variables of a step of Slurm are not read."""
+    if values["engine"] != "auto":
+        return f"--engine {values['engine']} ignores Slurm"
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return "this process is a worker of another launcher, to which the step belongs"
+    if "SLURM_PTY_PORT" in environ:
+        return "this is a terminal of srun --pty, whose step is read only with --engine slurm"
+    return "srun has not started this process as a task"
 
 
 def _exit_status(name: str, values: Mapping[str, Any], given: Mapping[str, str]) -> int:

@@ -61,9 +61,21 @@ def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Clust
     assert 1 == int(job.facts()["Restarts"])
 
 
-def test_a_cancelled_job_does_not_come_back(slurm: Cluster, tmp_path: Path) -> None:
-    job = start(slurm, tmp_path)
-    job.says("trains", times=2)
+def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path) -> None:
+    job = start(slurm, tmp_path, "--nodes=1", command="elasticrun --standalone --requeue 1 train.py")
+    job.says("trains")
+
+    job.cancel("--signal=TERM")
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
+    job.cancel()
+
+    assert "the job is requeued" in job.said and 1 == int(job.facts()["Restarts"])
+
+
+@pytest.mark.parametrize("options", [[], ["--nodes=1"]])
+def test_a_cancelled_job_does_not_come_back(slurm: Cluster, tmp_path: Path, options: list[str]) -> None:
+    job = start(slurm, tmp_path, *options, command=f"elasticrun {'--standalone ' * len(options)}--requeue 1 train.py")
+    job.says("trains", times=2 - len(options))
 
     job.cancel()
 

@@ -19,7 +19,7 @@ from attrs import define, field
 import elasticlib.launch
 import elasticlib.run
 from elasticlib.cli._option_table import OPTIONS, Option
-from elasticlib.cli._request import Script
+from elasticlib.cli._request import Script, request_of
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -773,6 +773,37 @@ def test_an_error_names_the_variable_that_gave_the_value(
 
     with pytest.raises(ConfigError, match="SLURM_STEP_NUM_NODES=3, but SLURM_STEP_NODELIST names 4 hosts"):
         main(["train.py"])
+
+
+@pytest.mark.parametrize("options", [[], ["--standalone"]])
+def test_the_only_task_of_a_step_can_be_requeued(options: list[str]) -> None:
+    environ = {**recorded.ONE_NODE, "SLURM_RESTART_COUNT": "1"}
+
+    request = request_of(parse_args([*options, "--requeue", "2", "train.py"]), environ)
+
+    engine = request.exits.engine
+    assert 2 == request.exits.requeue and engine is not None and 1 == engine.restart_count
+    assert (1, "") == (request.config.max_nodes, request.config.rdzv_endpoint)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "why"),
+    [
+        ({}, [], "this process is not in a step of Slurm"),
+        ({}, ["--standalone"], "this process is not in a step of Slurm"),
+        (recorded.BATCH, ["--standalone"], "this process is not in a step of Slurm"),
+        ({"JOB_COMPLETION_INDEX": "0"}, [], "this process is not in a step of Slurm"),
+        (FIRST, ["--standalone"], r"Slurm step 1.0 has 4 tasks.*--standalone.*give one task"),
+        (recorded.ONE_NODE, ["--engine", "none"], "--engine none ignores Slurm"),
+        (recorded.ONE_NODE, ["--standalone", "--engine", "none"], "--engine none ignores Slurm"),
+        ({**recorded.ONE_NODE, "TORCHELASTIC_RUN_ID": "x"}, [], "a worker of another launcher"),
+        (recorded.PTY, ["--standalone"], "a terminal of srun --pty"),
+        (recorded.INTERACTIVE, [], "srun has not started this process"),
+    ],
+)
+def test_the_error_says_why_no_job_can_be_requeued(environ: dict[str, str], options: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--requeue 1: .*{why}"):
+        request_of(parse_args([*options, "--requeue", "1", "train.py"]), environ)
 
 
 def test_an_unknown_engine_is_refused(launches: Launches) -> None:
