@@ -70,12 +70,20 @@ def is_cancelled(environ: Mapping[str, str]) -> bool:
     """Return True if this process is in a step of a Slurm job that its owner has cancelled, as far as Slurm says."""
     if "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
         return False
-    job = shown("job", environ["SLURM_JOB_ID"])
+    return _was_cancelled(shown("job", environ["SLURM_JOB_ID"]), _restarts_in(environ))
 
+
+def _was_cancelled(job: Mapping[str, str], restarts: int) -> bool:
+    """Return True if the owner has cancelled *job*, which had *restarts*."""
+    state = job.get("JobState")
     # Until all processes are gone, the state is COMPLETING whatever ended the job. A time limit has its reason then, a
-    # preemption its time.
+    # preemption its time, and a requeued job one more restart.
     has_cause = job.get("Reason") != "None" or job.get("PreemptTime", "None") != "None"
-    return job.get("JobState") == "CANCELLED" or (job.get("JobState") == "COMPLETING" and not has_cause)
+    return state == "CANCELLED" or (state == "COMPLETING" and not has_cause and not _is_requeued(job, restarts))
+
+
+def _restarts_in(environ: Mapping[str, str]) -> int:
+    return number_in(environ, "SLURM_RESTART_COUNT") or 0
 
 
 def requeue(environ: Mapping[str, str]) -> str:
@@ -84,11 +92,11 @@ def requeue(environ: Mapping[str, str]) -> str:
 
     Return the reason if the job is not requeued; empty if it is.
     """
-    number, restarts = environ.get("SLURM_JOB_ID", ""), number_in(environ, "SLURM_RESTART_COUNT") or 0
+    number, restarts = environ.get("SLURM_JOB_ID", ""), _restarts_in(environ)
     job = shown("job", number)
     if not job:
         return "Slurm does not say whether the job was cancelled"
-    if job.get("JobState") == "CANCELLED":
+    if _was_cancelled(job, restarts):
         return "it was cancelled"
     if _is_requeued(job, restarts):
         return ""

@@ -35,6 +35,11 @@ def requests(folder: Path) -> list[str]:
         ("JobId=7 JobState=RUNNING Restarts=1", "", True),
         ("JobId=7 JobState=COMPLETING Restarts=1", "", True),
         ("JobId=7 JobState=CANCELLED Restarts=1", "it was cancelled", False),
+        # So it is after scancel, until all processes are gone.
+        ("JobId=7 JobState=COMPLETING Restarts=1 Reason=None PreemptTime=None", "it was cancelled", False),
+        ("JobId=7 JobState=COMPLETING Restarts=1 Reason=NodeDown PreemptTime=None", "", True),
+        ("JobId=7 JobState=COMPLETING Restarts=1 Reason=None PreemptTime=1790000000", "", True),
+        ("JobId=7 JobState=COMPLETING Restarts=2 Reason=None PreemptTime=None", "", False),
         ("", "does not say", False),
         # Another node was first.
         ("JobId=7 JobState=COMPLETING Restarts=2", "", False),

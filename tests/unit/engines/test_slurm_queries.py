@@ -52,6 +52,7 @@ def test_without_slurms_programs_the_name_stays(tmp_path: Path, monkeypatch: pyt
         ("echo JobId=12 JobState=COMPLETING Reason=None ExitCode=0:15 PreemptTime=None", True),
         ("echo JobId=12 JobState=COMPLETING Reason=TimeLimit PreemptTime=None", False),
         ("echo JobId=12 JobState=COMPLETING Reason=None PreemptTime=2026-11-28T20:32:05", False),
+        ("echo JobId=12 JobState=COMPLETING Reason=None PreemptTime=None Restarts=1", False),
         ("echo JobId=12 JobState=TIMEOUT Reason=TimeLimit", False),
         ("echo JobId=12 JobState=RUNNING Reason=None", False),
         ("exit 1", False),
