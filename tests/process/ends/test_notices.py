@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib import LaunchConfig, PreemptedError, elastic_launch
+import elasticlib
+from elasticlib import LaunchConfig, PreemptedError, SignalException, elastic_launch
+from elasticlib.errors import ConfigError
 from tests.process.launches import Commands, free_port
 from tests.process.scripts.steps import train
 from tests.waiting import wait_until
@@ -193,6 +196,32 @@ def test_a_function_announces_the_end_to_a_program() -> None:
         elastic_launch(config, train)()
 
     assert {0, 1} == caught.value.results.keys() and 1 == len(set(caught.value.results.values()))
+
+
+def test_a_job_that_is_stopped_before_its_notice_was_not_preempted(tmp_path: Path) -> None:
+    config = LaunchConfig(nproc_per_node=2, preload=(), preempt_notice=tmp_path / "notice", end_time=4e9)
+    job = elastic_launch(config, train).start()
+    wait_until(lambda: "works" in job.logs(0) and "works" in job.logs(1))
+
+    job.stop()
+
+    with pytest.raises(SignalException) as raised:
+        job.result()
+    assert not isinstance(raised.value, PreemptedError)
+    assert 1 == len(steps("".join(map(str, (job.logs(0), "\n", job.logs(1))))))
+    assert "elasticlib-end" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_pool_takes_no_notices(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="preempt_notice"):
+        elasticlib.pool(preempt_notice=str(tmp_path / "notice"))
+
+
+@pytest.mark.parametrize("end", ["4000000000", "1e18", "inf"])
+def test_an_end_of_the_time_in_the_far_future_changes_nothing(command: Commands, end: str) -> None:
+    status, said = command(HANDLES, "--end-time", end, LAST="20").ends()
+
+    assert 0 == status and 2 == said.count("done by") and "elasticrun:" not in said, said
 
 
 def test_workers_that_ask_are_stopped_before_the_end_of_the_time(command: Commands) -> None:

@@ -49,11 +49,12 @@ def test_a_success_writes_no_termination_log(tmp_path: Path) -> None:
     assert not (tmp_path / "termination").exists()
 
 
-def test_a_termination_log_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
-    status, said = ends(tmp_path, FAILS, "--termination-log", str(tmp_path / "missing" / "log"))
+@pytest.mark.parametrize("name", ["missing/log", ".", "train.py/log", "x" * 300])
+def test_a_termination_log_that_cannot_be_written_is_a_warning(tmp_path: Path, name: str) -> None:
+    status, said = ends(tmp_path, FAILS, "--failure-exit", "93", "--termination-log", str(tmp_path / name))
 
-    assert 1 == status, said
-    assert "the termination log cannot be written" in said and "bad batch" in said
+    assert 93 == status, said
+    assert 1 == said.count("the termination log cannot be written") and "bad batch" in said
 
 
 def test_a_job_outside_of_slurm_cannot_be_requeued(tmp_path: Path) -> None:
