@@ -28,13 +28,14 @@ from tests.benchmarks.pools import POOLS
 from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
+from tests.benchmarks.slurm_start import SLURM_START
 from tests.benchmarks.sockets import SOCKETS
 from tests.benchmarks.terminals import TERMINALS
 from tests.docs import marked
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, *HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
+    *(*NODES_START, SLURM_START, *HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
 )
 
 

@@ -12,6 +12,17 @@ from collections.abc import Mapping
 from attrs import evolve, field, frozen
 
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
+from tests.slurm._page import script_of_page
+
+_TORCHRUN_SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes=4 --nproc-per-node=1 --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \\
+    --rdzv-endpoint="$head:29500" train.py
+"""
 
 
 @frozen
@@ -39,6 +50,8 @@ class Launcher:
     """What the process that keeps a node's rendezvous has in its environment."""
     rows: tuple[str, ...] = ()
     """Options under which it draws a row for each worker; empty where it cannot."""
+    batch_script: str = ""
+    """The script by which its users start ``train.py`` on four nodes of Slurm."""
     python: str = sys.executable
     """The interpreter of its programs."""
 
@@ -56,6 +69,7 @@ ELASTICLIB = Launcher(
     inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
     rows=("--progress",),
+    batch_script=script_of_page(),
     node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )
 
@@ -68,6 +82,7 @@ TORCHRUN = Launcher(
     settings={"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "benchmark"},
     nodes="tests.benchmarks.jobs.torch_nodes",
     most_nodes=64,
+    batch_script=_TORCHRUN_SCRIPT,
 )
 
 LAUNCHERS = {each.name: each for each in (ELASTICLIB, TORCHRUN)}

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import elasticlib
 from tests.slurm._cluster import Cluster
+from tests.slurm._page import script_of_page
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(elasticlib.__file__).parent / "docs" / "slurm.md"
 TRAIN = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -21,11 +20,6 @@ dist.all_reduce(total)
 print(f"node {os.environ['GROUP_RANK']} of {os.environ['SLURM_PROCID']} trained with {total.item():g} of "
       f"{os.environ['WORLD_SIZE']} ranks\\n", end="", flush=True)
 """
-
-
-def script_of_page() -> str:
-    [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return str(script)
 
 
 def test_script_of_the_page_trains_on_four_nodes(slurm: Cluster, tmp_path: Path) -> None:

@@ -1,0 +1,16 @@
+"""The batch script of the page *Slurm*, as its readers paste it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import elasticlib
+
+PAGE = Path(elasticlib.__file__).parent / "docs" / "slurm.md"
+
+
+def script_of_page() -> str:
+    """Return the script that trains on four nodes."""
+    [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(script)
