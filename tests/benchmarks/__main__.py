@@ -27,6 +27,7 @@ from tests.benchmarks.peers_told import PEERS_TOLD
 from tests.benchmarks.pools import POOLS
 from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
+from tests.benchmarks.replaced_pod import REPLACED_POD
 from tests.benchmarks.restart import RESTART
 from tests.benchmarks.slurm_start import SLURM_START
 from tests.benchmarks.sockets import SOCKETS
@@ -35,7 +36,7 @@ from tests.docs import marked
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
-    *(*NODES_START, SLURM_START, *HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
+    *(*NODES_START, SLURM_START, REPLACED_POD, *HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
 )
 
 

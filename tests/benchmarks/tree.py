@@ -84,6 +84,14 @@ def command(pid: int) -> str:
         return ""
 
 
+def network(pid: int) -> str:
+    """The name that the kernel gives the network of process *pid*; empty when it is gone."""
+    try:
+        return os.readlink(PROC / str(pid) / "ns/net")
+    except OSError:
+        return ""
+
+
 def marked(folder: Path, processes: Table) -> set[int]:
     """The pids of processes whose environment names *folder*, or a folder below it, as their job's."""
     mark = f"{FOLDER}={folder}".encode()

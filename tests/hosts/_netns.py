@@ -81,6 +81,10 @@ class Host:
         """Start *command* on this machine, as `subprocess.Popen` does; the pid is the command's own."""
         return subprocess.Popen(self.entered(*command), **settings)
 
+    def network(self) -> str:
+        """The name that the kernel gives its network."""
+        return os.readlink(f"/proc/{self._holder.pid}/ns/net")
+
     def connections(self, port: int) -> int:
         """How many TCP connections to *port* it holds."""
         rows: list[list[str]] = []

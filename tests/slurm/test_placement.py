@@ -117,9 +117,7 @@ def test_a_requeued_job_has_another_id(slurm: Cluster, train: str, tmp_path: Pat
     job = slurm.submit(script, "--requeue", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append")
     job.says("trained", times=2)
     wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
-    # Slurm would wait two minutes before it starts the job again. Its nodes take a job that was revoked in the same
-    # second for the revoked one.
-    slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now+3seconds")
+    job.start_again()
 
     job.says("trained", times=4)
 
