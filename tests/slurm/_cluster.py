@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -123,6 +123,14 @@ class Job:
     def cancel(self, *options: str) -> None:
         """Call scancel for it."""
         self.cluster.run("scancel", *options, self.number, check=False)  # it fails for a job that has just ended
+
+    def processes(self, **variables: str) -> Iterator[int]:
+        """Yield its processes on all nodes that have these *variables* in their environment."""
+        wanted = {f"{name}={value}".encode() for name, value in {"SLURM_JOB_ID": self.number, **variables}.items()}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
+                    yield int(folder.name)
 
     def start_again(self) -> None:
         """Start it soon after it was requeued: Slurm itself would wait two minutes."""

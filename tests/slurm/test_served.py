@@ -43,23 +43,14 @@ def server(slurm: Cluster) -> Iterator[str]:
         assert 0 == process.wait()
 
 
-def processes_of_task(number: str, task: int) -> Iterator[int]:
-    """The processes of one *task* of the job with this *number*, on whichever node."""
-    # The batch script has a task number, too, and no step.
-    wanted = {f"SLURM_JOB_ID={number}".encode(), f"SLURM_PROCID={task}".encode(), b"SLURM_STEP_ID=0"}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
-                yield int(folder.name)
-
-
 def test_step_goes_on_without_its_first_node(slurm: Cluster, server: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (script := tmp_path / "job.sh").write_text(SCRIPT.format(address=server))
     job = slurm.submit(script, "--nodes=3", "--ntasks-per-node=1", "--no-kill", "--exclusive")
     job.says(" of 3", times=3)
 
-    for pid in processes_of_task(job.number, 0):
+    # The batch script has a task number, too, and no step.
+    for pid in job.processes(SLURM_PROCID="0", SLURM_STEP_ID="0"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
