@@ -7,6 +7,7 @@ Rules of this file: wiring only. The main thread waits for the end; the server's
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -14,6 +15,7 @@ from types import FrameType
 
 from elasticlib.errors import RendezvousError
 from elasticlib.processes import CHANNEL_FD, Channel
+from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.serving._job_server import JobServer
 from elasticlib.rendezvous.serving._settings import ServerSettings
 from elasticlib.rendezvous.sidecar._bridge import error_message
@@ -36,6 +38,9 @@ def serve_until_signal(settings: ServerSettings, say: Callable[[str], object]) -
     for signum in _signals():
         signal.signal(signum, note)
 
+    # A store looks up the name of every peer, for its log only. Where no name server answers, one connection in thirty
+    # takes 5 s, and its job is refused.
+    os.environ["RES_OPTIONS"] = QUIET_LOOKUPS
     import_stores()
     server = JobServer.start(settings, failed=ends.put)
     say(server.endpoint)
