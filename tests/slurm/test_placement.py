@@ -184,7 +184,9 @@ def test_a_node_alone_names_the_missing_ones(slurm: Cluster, train: str, tmp_pat
         f"    sys.exit(subprocess.run(['elasticrun', '--rdzv-conf', 'join_timeout=6', {train!r}]).returncode)\n"
     )
 
-    said = slurm.run("srun", "-N3", "--wait=0", "--ntasks-per-node=1", "python", str(driver), check=False)
+    # By name: the nodes of the test before may still be busy with its end.
+    nodes = ("--nodelist=m1,m2,m3", "-N3", "--ntasks-per-node=1")
+    said = slurm.run("srun", *nodes, "--wait=0", "python", str(driver), check=False)
 
     assert [] == trained(said)
     missing_nodes = "m2, m3" if alone == 0 else "m1"

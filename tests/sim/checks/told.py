@@ -21,6 +21,9 @@ from elasticlib.rendezvous.protocol._messages import (
     GivenUp,
     RankAssignment,
     RoundEnd,
+    StopAgreed,
+    StopAsked,
+    StopProposed,
     StoreGone,
     decode,
 )
@@ -28,6 +31,7 @@ from elasticlib.rendezvous.protocol._progress import Seen
 from tests.sim.checks.demand import Demand
 
 WAITED = " has waited "
+FOR_AGENTS = (RankAssignment, RoundEnd, StopAsked, StopProposed, StopAgreed, Final)
 _TOLD_AT = (5.0, 15.0, 30.0)
 _TOLD_EVERY = 60.0
 """Seconds of waiting after which people are told of it."""
@@ -112,7 +116,7 @@ def is_told(
     late = isinstance(notice, RankAssignment) and fenced
     if late or isinstance(notice, GivenUp):
         demand(bool(losses), f"{notice} is read, and the agent is told {words}")
-    due = [notice] if isinstance(notice, (RankAssignment, RoundEnd, Final)) and not late else []
+    due = [notice] if isinstance(notice, FOR_AGENTS) and not late else []
     found = [word for word in words if not isinstance(word, (ContactLost, StoreGone))]
     demand(found == due, f"the agent is told {found}, and should be told {due}")
     assignments = [word for word in after.words if isinstance(word, RankAssignment)]

@@ -89,7 +89,7 @@ class Gone:
     node: str
     round: int
     how: str
-    """``succeeded``, ``failed``, ``stopped``, ``killed`` or ``died``."""
+    """``succeeded``, ``returned`` (as asked), ``failed``, ``stopped``, ``killed`` or ``died``."""
 
 
 @frozen

@@ -35,6 +35,7 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._launcher_watch import SidecarWatch
 from elasticlib.testing import FailWorker
+from tests.sim.simulator.common_stop import CommonStop
 from tests.sim.simulator.group import CHANNEL, END, WORKERS_FAILED, Group
 from tests.sim.simulator.history import AgentEnded, Fenced, Started
 from tests.sim.simulator.member import NodeClient
@@ -85,6 +86,8 @@ class Node:
     outcome: AgentEnded | None = None
     group: Group | None = None
     groups: list[Group] = Factory(list)
+    stops: list[CommonStop] = Factory(list)
+    """One for each of the groups."""
     told_success: int | None = None
     """The round whose success it told, if it has begun no later one."""
     descriptor: Descriptor = field(init=False)
@@ -168,6 +171,8 @@ class Node:
                     self._soon(functools.partial(self._join, self._generation))
                 case _policy.Start(assignment):
                     self._start_workers(assignment)
+                case _policy.WantStop() | _policy.AskWorkers() | _policy.Propose() | _policy.Agree():
+                    self.stops[-1].perform(action)
                 case _policy.StopWorkers(grace=grace):
                     self._busy = True
                     self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
@@ -205,6 +210,7 @@ class Node:
             return  # an agent that was frozen wakes to ranks which others have by now
         self.group = group = Group(self, assignment)
         self.groups.append(group)
+        self.stops.append(CommonStop(group, lambda report: self._soon(lambda: self._tell(report))))
         self.told_success = None
         ranks = tuple(range(assignment.rank_base, assignment.rank_base + self.descriptor.slots))
         master = (assignment.master_addresses, assignment.master_port)
@@ -252,6 +258,10 @@ class Node:
     def leave(self) -> None:
         """SIGTERM to the agent."""
         self.hear(_policy.StopRequested(15))
+
+    def notice(self) -> None:
+        """SIGTERM to the agent, whose workers ask whether they should stop."""
+        self.hear(_policy.StopRequested(15, is_heard=self.working is not None))
 
     def _end(self, kind: str, why: str) -> None:
         self.outcome = AgentEnded(self.timeline.now, self.name, kind, why)
