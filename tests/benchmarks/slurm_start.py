@@ -77,7 +77,7 @@ SLURM_START = Benchmark(
     (
         Figure(
             23,
-            "Slurm, 4 nodes: sbatch to last rank's first step (no option; six)",
+            "Slurm, 4 nodes: sbatch to last rank's first step (no option; five)",
             "s",
             "stepped",
             (Goal(0.4, Of.RATIO),),
