@@ -32,6 +32,8 @@ from elasticlib.rendezvous.protocol import FailureNote, Final
 
 _LONGEST = 20_000
 """Maximum number of characters of a text for other nodes."""
+_PREEMPTED = {True: "its workers were asked to stop, and have returned", False: "no worker had started"}
+"""What was preempted, by whether workers of this node had ever run."""
 
 
 def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
@@ -89,7 +91,7 @@ def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> 
     """
     if end.stop is not None:
         is_preempted = end.saved and _is_preemption(end.stop)
-        return _preempted(end.stop, results) if is_preempted else _error_of_stop(end.stop)
+        return _preempted(end, end.stop, results) if is_preempted else _error_of_stop(end.stop)
     if end.succeeded or end.final is None:
         return None
     return _error_of_job(end, end.final, results)
@@ -108,10 +110,10 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
     return kind(why, received)
 
 
-def _preempted(stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
+def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
     received = signal.Signals(stop.signum)
     cause = stop.reason or f"process {os.getpid()} got {received.name}"
-    return PreemptedError(f"{cause}: its workers were asked to stop, and have returned", received, dict(results))
+    return PreemptedError(f"{cause}: {_PREEMPTED[end.has_run]}", received, dict(results))
 
 
 def _preempted_elsewhere(why: str, results: Mapping[int, Any]) -> ElasticError:

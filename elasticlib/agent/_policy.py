@@ -279,7 +279,9 @@ class Finish:
     results: bool = False
     """True if the return values of this node's last round are results of the job."""
     saved: bool = False
-    """True if all workers returned after they were asked to stop."""
+    """True if no work is lost: all workers returned after they were asked to stop, or none had started."""
+    has_run: bool = True
+    """False if no worker had started."""
 
 
 Action: TypeAlias = (
@@ -508,7 +510,8 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
     if stop.is_handled:
         return _noticed(state, stop)
 
-    state = evolve(state, stop=stop)
+    loses_nothing = stop.is_notice and not _has_run(state)
+    state = evolve(state, stop=stop, saved=state.saved or loses_nothing)
     if state.phase is Phase.RUNNING:
         return (state, (WantStop(stop),)) if stop.is_heard else _stop_and_leave(state, stop, stop.grace)
 
@@ -517,6 +520,11 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
         return state, (_leave(stop, state.round),)
 
     return _done(state, _leave(stop))
+
+
+def _has_run(state: AgentState) -> bool:
+    """Return whether workers of this node have ever started."""
+    return state.round >= 0
 
 
 def _noticed(state: AgentState, stop: StopRequested) -> Step:
@@ -612,7 +620,7 @@ def _finish(state: AgentState) -> Finish:
     # A signal ends this node's run, and the coordinator has not ended the job yet.
     if final is None:
         why = "" if stop is None else stop.why
-        return Finish(False, why, stop, saved=state.saved)
+        return Finish(False, why, stop, saved=state.saved, has_run=_has_run(state))
 
     is_stopped = stop is not None and not state.finished
     is_failed = is_stopped or not final.succeeded

@@ -46,6 +46,13 @@ def test_the_waiting_node_ends_at_once_and_nothing_is_left(job: Job, options: tu
     wait_until(lambda: not list(job.processes()), what=lambda: f"the end of {list(job.processes())}")
 
 
+def test_a_notice_before_the_start_is_a_preemption(job: Job) -> None:
+    job.cancel("--signal=TERM")
+    job.ends()
+
+    assert "node 0 ends with 75" in job.said, job.said
+
+
 def test_a_cancelled_step_is_no_preemption(job: Job) -> None:
     job.cancel()
 

@@ -135,6 +135,13 @@ def test_a_notice_preempts_and_a_stop_by_the_program_does_not() -> None:
     assert not isinstance(program, PreemptedError)
 
 
+def test_a_node_that_never_ran_is_preempted_and_says_so() -> None:
+    stop = StopRequested(15, is_notice=True)
+    error = error_of(Finish(False, "signal 15", stop, saved=True, has_run=False))
+
+    assert isinstance(error, PreemptedError) and str(error).endswith("got SIGTERM: no worker had started")
+
+
 def test_success_of_others_that_voids_own_results_is_a_bare_error() -> None:
     error = error_of(Finish(False, "the results of round 0 do not count", final=Final(True, "all succeeded", round=1)))
 

@@ -131,7 +131,12 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "success of the job": ((*WAITING, WELL), Phase.DONE, Finish(True, WELL.why, final=WELL, results=True)),
     "failure of the job": ((*WAITING, BADLY), Phase.DONE, Finish(False, BADLY.why, final=BADLY)),
     "success of the job without ranks": ((WELL,), Phase.DONE, Finish(True, WELL.why, final=WELL)),
-    "a signal while joining": ((SIGNAL,), Phase.DONE, LeaveJob("signal 15"), Finish(False, "signal 15", SIGNAL)),
+    "a signal while joining": (
+        (SIGNAL,),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", SIGNAL, has_run=False),
+    ),
     "a signal while waiting": (
         (*WAITING, SIGNAL),
         Phase.DONE,
@@ -439,6 +444,18 @@ STOPS |= {
         Phase.STOPPING,
         LeaveJob("signal 10", 0),
         StopWorkers("signal 10", TERM, 5.0),
+    ),
+    "a node that waits for its first ranks loses nothing": (
+        (ENDING,),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", ENDING, saved=True, has_run=False),
+    ),
+    "one that waits for others does, as its workers have failed": (
+        (*RUNNING, WorkersFailed("rank 1 failed"), WorkersGone(), AGAIN, ENDING),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", ENDING),
     ),
     "workers that end well by their own handler have saved": (
         (*RUNNING, ENDING, WorkersGone(saved=True)),
