@@ -90,6 +90,9 @@ LAYERS = [
 PURE = [
     "engines/_placement.py",
     "engines/_filling.py",
+    "engines/_frames.py",
+    "engines/_protocol.py",
+    "engines/_supervisor.py",
     "agent/_end_notice.py",
     "engines/_host_list.py",
     "workers/child/_start_spec.py",

@@ -1,0 +1,114 @@
+"""
+The protocol of engines, which place one agent of a job on each of their machines. Pure.
+
+An agent is the program `AgentCommand.argv`. It reads frames on its standard input and writes frames on its standard
+output (`_frames`). An engine starts it, carries the bytes, and reports what happens to it as events.
+
+Rules for an engine:
+
+* It decides nothing: `Supervisor` says which place gets another agent, and when the job is over.
+* The agents of a place are counted: the first has the number 0, and each `Placement.replace` adds one. An event has
+  the number of its agent.
+* Each agent that was started or could not be started ends with one `AgentLost`, also after its result.
+* The end of an agent's standard input ends the agent and its workers. An engine whose client can vanish without that
+  (a cut link) must see to it that the agent ends too.
+* All methods of a placement are called by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+from attrs import field, frozen
+
+
+@frozen
+class AgentCommand:
+    """The program that an engine starts on each machine, the same for all places."""
+
+    argv: tuple[str, ...]
+    """Arguments behind the interpreter, such as ``-m elasticlib.remote._node``."""
+    payload: bytes = field(repr=False)
+    """Frames for the standard input of each agent, first of all."""
+    environment: Mapping[str, str] = field(factory=dict)
+    """Variables for the agent, in addition to those of its machine."""
+
+
+@frozen
+class AgentUp:
+    """An agent runs, and has listed its machine's *address* and a free port there as ``host:port``."""
+
+    place: int
+    address: str
+    agent: int = 0
+    """Number of agents that this place had before."""
+
+
+@frozen
+class AgentLost:
+    """An agent has ended or is out of reach, or could not be started; *why* names the machine and the reason."""
+
+    place: int
+    why: str
+    agent: int = 0
+
+
+@frozen
+class AgentOutput:
+    """Output of the workers of an agent: a byte for the stream (1 or 2), and the text."""
+
+    place: int
+    data: bytes
+    agent: int = 0
+
+
+@frozen
+class AgentResult:
+    """The outcome of an agent's node, which the agent has packed."""
+
+    place: int
+    data: bytes = field(repr=False)
+    agent: int = 0
+
+
+EngineEvent: TypeAlias = AgentUp | AgentLost | AgentOutput | AgentResult
+
+
+class Placement(Protocol):
+    """The agents of one job, from `Engine.place` until `close`."""
+
+    def next_event(self, timeout: float) -> EngineEvent | None:
+        """Return the next event; None after *timeout* seconds without one."""
+
+    def send(self, place: int, data: bytes) -> None:
+        """Write *data* to the standard input of the agent at *place*, without a wait. A lost agent gets nothing."""
+
+    def replace(self, place: int) -> None:
+        """End the agent at *place*, as far as it can be reached. Start another one, once there is a machine."""
+
+    def stop(self, grace: float) -> None:
+        """End the standard input of all agents, and wait until they have ended, for *grace* seconds at most."""
+
+    def close(self) -> None:
+        """End all agents at once, and release everything; may be called twice."""
+
+
+class Engine(Protocol):
+    """A source of machines, such as `Ssh`."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines, with one agent each."""
+
+    @property
+    def endpoint(self) -> str:
+        """Endpoint of a rendezvous outside the agents' machines; "" if one of the agents must host it."""
+
+    def place(self, agents: int, command: AgentCommand) -> Placement:
+        """
+        Start *command* on *agents* machines.
+
+        Raises `ConfigError` or `StartError`, with nothing left, if that is impossible. A machine that cannot be
+        reached is an `AgentLost`.
+        """
