@@ -65,7 +65,9 @@ from elasticlib.workers import (
 
 if TYPE_CHECKING:
     from elasticlib.agent import HealthCheckServer, LocalElasticAgent
+    from elasticlib.engines import Engine
     from elasticlib.job import Source
+    from elasticlib.remote import RemoteLaunch
     from elasticlib.workers import ForkServer, Preparation
 
 _log = logging.getLogger("elasticlib")
@@ -89,9 +91,11 @@ class elastic_launch:  # noqa: N801 - torch's name
     The call's arguments go to the callable, or form the command line of the script or program, whose
     results are None. Any thread may make calls, and several calls may run at the same time.
 
-    Each node of a job makes the same call and gets the results of its own workers. A spare node that
-    was not needed gets {}. If a node's workers had succeeded before the others repeated the round,
-    its call raises `RendezvousGracefulExitError`.
+    With *on*, an engine such as ``elasticlib.engines.Ssh(["h1", "h2"])``, this one call runs the job on
+    all of its machines, and returns the results of all of their ranks. Without it, each node of a job
+    makes the same call and gets the results of its own workers. A spare node that was not needed gets
+    {}. If a node's workers had succeeded before the others repeated the round, its call raises
+    `RendezvousGracefulExitError`.
 
     *config* may be torch's own ``LaunchConfig``: the call reads its fields, also torch's defaults. A
     *health_check_server* that the caller has started is stopped at the end of every call. After a
@@ -109,16 +113,28 @@ class elastic_launch:  # noqa: N801 - torch's name
     """
 
     def __init__(
-        self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: HealthCheckServer | None = None
+        self,
+        config: LaunchConfig,
+        entrypoint: Entrypoint,
+        health_check_server: HealthCheckServer | None = None,
+        *,
+        on: Engine | None = None,
     ) -> None:
         # Invalid settings are refused now; the call reads the settings again.
         as_launch_config(config)
+        if on is not None and not callable(getattr(on, "place", None)):
+            raise ConfigError.of_setting("on", f"{on!r} is not an engine: give one, such as Ssh(['h1', 'h2'])")
+        if on is not None and health_check_server is not None:
+            raise ConfigError("health_check_server cannot be combined with on: each node has its own; leave it out")
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
+        self._on = on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Results:
         """Run the workers to their end and return {global rank: result}."""
+        if self._on is not None:
+            return Job(self._remote_launch(self._on, args, kwargs)).run()
         return launch_agent(self._config, self._entrypoint, args, self._health_check_server, kwargs)
 
     def start(self, *args: Any, **kwargs: Any) -> Job:
@@ -130,7 +146,16 @@ class elastic_launch:  # noqa: N801 - torch's name
         that still runs at the end of the program is stopped. Raises `JobRunsError` if a notebook's
         cell is executed again while the job of its last execution runs.
         """
+        if self._on is not None:
+            return Job(self._remote_launch(self._on, args, kwargs)).begin()
         return Job(CheckedLaunch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
+
+    def _remote_launch(self, engine: Engine, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RemoteLaunch:
+        from elasticlib.remote import RemoteLaunch
+
+        config = as_launch_config(self._config)
+        title, grace = title_of(self._entrypoint, args), _shutdown_timeout(config)
+        return RemoteLaunch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
 
 
 def launch_agent(

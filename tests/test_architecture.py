@@ -69,7 +69,9 @@ LAYERS = [
     "workers",
     "agent",
     "job",
+    "remote",
     "launch",
+    "remote._node",
     "pools",
     "testing.process_state",
     "testing.ranks",
@@ -91,6 +93,7 @@ PURE = [
     "engines/_placement.py",
     "engines/_filling.py",
     "engines/_frames.py",
+    "engines/_hostfile.py",
     "engines/_protocol.py",
     "engines/_supervisor.py",
     "agent/_end_notice.py",
@@ -189,6 +192,7 @@ PURE_PARTS_OF_OS = frozenset({"os.devnull", "os.fspath", "os.path.basename", "os
 UNPICKLING = frozenset({"load", "loads", "Unpickler"})
 UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "dill"})
 MAY_UNPICKLE = {
+    "remote/_call.py": "a call of the client that started this agent, and values of the client's own agents",
     "workers/child/_function.py": "the function that the launcher sends to its own worker, with definitions",
     "workers/child/_result_pickles.py": "an exception of this process, or that our own worker left in its memory file",
     "testing/ranks/_rank_session.py": "what the functions of tests returned in our own workers",

@@ -1,5 +1,10 @@
 """
-Engines: programs that place one agent on each node, such as Slurm and Kubernetes.
+Engines: programs that place one agent on each node, such as Slurm, Kubernetes and SSH.
+
+`Ssh` starts agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Engine` and `Placement` are the
+protocol that another engine follows; `Supervisor` decides what is done about its agents.
+
+For jobs that an engine has started on its own:
 
 * `_placement`: the variables that an engine has left in the environment of this process; one reader for each engine.
 * `_filling`: the options that a launch takes from it, which are only those that nobody gave.
@@ -7,7 +12,7 @@ Engines: programs that place one agent on each node, such as Slurm and Kubernete
   whether it was cancelled; requeues a job.
 * `_lost_script`: gives an allocation of Slurm back whose batch script was on a lost machine.
 
-Only the last two leave the process. Ray and hosts over SSH have no reader: they start no agent on their own.
+Ray and hosts over SSH have no reader: they start no agent on their own.
 """
 
 from __future__ import annotations
@@ -23,6 +28,13 @@ if typing.TYPE_CHECKING:
         filling as filling,
         with_all_nodes as with_all_nodes,
     )
+    from elasticlib.engines._frames import (
+        LARGEST as LARGEST,
+        MAGIC as MAGIC,
+        FrameReader as FrameReader,
+        Kind as Kind,
+        frame as frame,
+    )
     from elasticlib.engines._lost_script import (
         release_after_loss as release_after_loss,
     )
@@ -33,6 +45,16 @@ if typing.TYPE_CHECKING:
         is_shared_step as is_shared_step,
         scheduler_index as scheduler_index,
     )
+    from elasticlib.engines._protocol import (
+        AgentCommand as AgentCommand,
+        AgentLost as AgentLost,
+        AgentOutput as AgentOutput,
+        AgentResult as AgentResult,
+        AgentUp as AgentUp,
+        Engine as Engine,
+        EngineEvent as EngineEvent,
+        Placement as Placement,
+    )
     from elasticlib.engines._slurm_queries import (
         end_of_job as end_of_job,
         is_cancelled as is_cancelled,
@@ -40,13 +62,35 @@ if typing.TYPE_CHECKING:
         reachable as reachable,
         requeue as requeue,
     )
+    from elasticlib.engines._ssh import Ssh as Ssh
+    from elasticlib.engines._supervisor import (
+        Action as Action,
+        AgentEnded as AgentEnded,
+        Begin as Begin,
+        Finish as Finish,
+        GiveUp as GiveUp,
+        OutcomeKind as OutcomeKind,
+        PlaceAll as PlaceAll,
+        Replace as Replace,
+        Rules as Rules,
+        StopAll as StopAll,
+        Supervisor as Supervisor,
+    )
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
+        "elasticlib.engines._frames": "FrameReader Kind LARGEST MAGIC frame",
         "elasticlib.engines._lost_script": "release_after_loss",
+        "elasticlib.engines._protocol": (
+            "AgentCommand AgentLost AgentOutput AgentResult AgentUp Engine EngineEvent Placement"
+        ),
         "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
+        "elasticlib.engines._ssh": "Ssh",
+        "elasticlib.engines._supervisor": (
+            "Action AgentEnded Begin Finish GiveUp OutcomeKind PlaceAll Replace Rules StopAll Supervisor"
+        ),
     },
 )

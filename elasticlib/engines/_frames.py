@@ -29,6 +29,8 @@ class Kind(enum.IntEnum):
     """Settings of the job, as JSON: the agent starts its node."""
     BEAT = 3
     """Nothing: the client is still in contact."""
+    STOP = 4
+    """Seconds from SIGTERM to SIGKILL, as JSON: the agent stops its workers and ends."""
     # To the client.
     UP = 11
     """The agent's address, as JSON."""

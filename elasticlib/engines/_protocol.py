@@ -12,7 +12,7 @@ Rules for an engine:
 * Each agent that was started or could not be started ends with one `AgentLost`, also after its result.
 * The end of an agent's standard input ends the agent and its workers. An engine whose client can vanish without that
   (a cut link) must see to it that the agent ends too.
-* All methods of a placement are called by one thread.
+* One thread calls `Placement.next_event`, and another one all other methods, none of which waits.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class Placement(Protocol):
         """Return the next event; None after *timeout* seconds without one."""
 
     def send(self, place: int, data: bytes) -> None:
-        """Write *data* to the standard input of the agent at *place*, without a wait. A lost agent gets nothing."""
+        """Write *data* to the standard input of the agent at *place*. A lost agent gets nothing."""
 
     def replace(self, place: int) -> None:
         """End the agent at *place*, as far as it can be reached. Start another one, once there is a machine."""
 
-    def stop(self, grace: float) -> None:
-        """End the standard input of all agents, and wait until they have ended, for *grace* seconds at most."""
+    def stop(self) -> None:
+        """End the standard input of all agents: they stop their workers and end."""
 
     def close(self) -> None:
         """End all agents at once, and release everything; may be called twice."""

@@ -545,6 +545,8 @@ def _rank_status(worker: WorkerNow, rank: int, course: JobCourse) -> RankStatus:
 
 def _placed(values: Mapping[int, Any], course: JobCourse) -> Results:
     """Return results by rank, with the place of each worker."""
+    if isinstance(values, Results):
+        return values
     place = Place(course.node, host_name(), course.round, course.restarts)
     return Results(values, dict.fromkeys(values, place))
 

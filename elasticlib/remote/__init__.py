@@ -1,0 +1,18 @@
+"""
+A call of `elastic_launch` on the machines of an engine: ``on=Ssh(["h1", "h2"])``.
+
+`RemoteLaunch` is the client's side: it packs the call, runs the engine's placement, and carries out the decisions of
+`elasticlib.engines.Supervisor`. The module `_node` is the agent that the engine starts on each machine: it unpacks the
+call and launches one node. Both meet in `_call`, which has the formats of what they send.
+"""
+
+from __future__ import annotations
+
+import typing
+
+from elasticlib import _lazy
+
+if typing.TYPE_CHECKING:
+    from elasticlib.remote._remote_launch import RemoteLaunch as RemoteLaunch
+
+__getattr__, __dir__, __all__ = _lazy.names(__name__, {"elasticlib.remote._remote_launch": "RemoteLaunch"})

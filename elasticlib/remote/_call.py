@@ -1,0 +1,232 @@
+"""
+What a client and its agents send to each other: the call, the job's settings, and the outcome of a node.
+
+Rules of this file: each is a line of JSON, behind which a pickle may follow. The line is read first: another version of
+Python, torch or elasticlib is refused before anything is unpickled. Pickles come from the engine's own channel only.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from json import dumps
+from typing import Any
+
+import cloudpickle
+from attrs import asdict, frozen
+
+from elasticlib._untrusted import parse
+from elasticlib.engines import LARGEST, OutcomeKind
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    PicklingError,
+    ProcessFailure,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    SignalException,
+)
+from elasticlib.job import Place, combined_error
+from elasticlib.spec import Entrypoint, LaunchConfig, entrypoint_name
+from elasticlib.workers import pack_call as pack_for_workers
+from elasticlib.workers.child import pack_exception, unpack_exception
+
+# The call.
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a client and its agents must share, by package."""
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": _version_of("torch").partition("+")[0],
+        "elasticlib": _version_of("elasticlib"),
+    }
+
+
+def _version_of(package: str) -> str:
+    """Return the version of an installed package, without an import."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@frozen
+class Call:
+    """A call, as an agent gets it."""
+
+    config: LaunchConfig
+    entrypoint: Entrypoint
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Return the call as bytes. Raises `PicklingError`."""
+    head = {"versions": versions(), "folder": os.getcwd(), "search_path": sys.path[0] if sys.path else ""}
+    try:
+        body = cloudpickle.dumps((config, entrypoint, tuple(args), dict(kwargs)))
+    except Exception as error:
+        if callable(entrypoint):
+            # It names the part of the call that cannot be sent.
+            pack_for_workers(entrypoint, args, kwargs, "value")
+        raise PicklingError(f"{entrypoint_name(entrypoint)} cannot be sent to other machines: {error}") from error
+
+    packed = _with_head(head, body)
+    if len(packed) > LARGEST:
+        raise PicklingError(
+            f"{entrypoint_name(entrypoint)} and its arguments have {len(packed) >> 20} MB, and at most "
+            f"{LARGEST >> 20} MB can be sent to other machines: send a path"
+        )
+    return packed
+
+
+def unpack_call(packed: bytes) -> Call:
+    """Return the call of a client. Raises `ConfigError` if this machine has other versions, or lacks a module."""
+    head, body = _head_of(packed)
+    _check_versions(head["versions"])
+    _enter_folder(str(head["folder"]), str(head["search_path"]))
+    try:
+        return Call(*cloudpickle.loads(body))
+    except ImportError as error:
+        raise ConfigError(
+            f"the call cannot be unpacked on {platform.node()}: {error}; install the module there, or move what the "
+            "call needs into the program's script"
+        ) from error
+
+
+def _check_versions(of_client: Mapping[str, str]) -> None:
+    for package, version in versions().items():
+        if of_client[package] != version:
+            raise ConfigError(
+                f"{package} is {of_client[package]} on the client and {version} on {platform.node()}: "
+                "install the same version on both"
+            )
+
+
+def _enter_folder(folder: str, search_path: str) -> None:
+    """Enter the client's working directory and add the folder of its script, where this machine has them."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    if search_path and os.path.isdir(search_path):
+        sys.path.insert(0, search_path)
+
+
+# The settings of the job.
+
+
+@frozen
+class JobSettings:
+    """Settings that the client adds to the call when an agent begins."""
+
+    endpoint: str
+    is_host: bool
+    run_id: str
+    token: str
+    min_nodes: int
+    max_nodes: int
+
+    def packed(self) -> bytes:
+        """Return the settings as JSON."""
+        return dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> JobSettings:
+        """Return the settings of a client."""
+        return cls(**parse(data))
+
+
+# The outcome of a node.
+
+
+@frozen
+class Outcome:
+    """The outcome of a node, without its values."""
+
+    kind: OutcomeKind
+    why: str = ""
+    ranks: frozenset[int] = frozenset()
+    world: int = 0
+    has_cause: bool = False
+
+
+def pack_results(values: Mapping[int, Any], places: Mapping[int, Place], world: int) -> bytes:
+    """Return the outcome of a node whose workers succeeded. Raises `ConfigError` if it is too large."""
+    body = cloudpickle.dumps((dict(values), dict(places)))
+    if len(body) > LARGEST - 2**16:
+        raise ConfigError(
+            f"the results of ranks {sorted(values)} have {len(body) >> 20} MB, and a node can return at most "
+            f"{LARGEST >> 20} MB: return a path"
+        )
+    kind = OutcomeKind.SUCCEEDED if values else OutcomeKind.UNNEEDED
+    return _with_head({"kind": kind.value, "why": "", "ranks": sorted(values), "world": world}, body)
+
+
+_KINDS: tuple[tuple[type[BaseException], OutcomeKind], ...] = (
+    (ChildFailedError, OutcomeKind.FAILED),
+    (RendezvousGracefulExitError, OutcomeKind.UNNEEDED),
+    (RendezvousClosedError, OutcomeKind.UNNEEDED),
+    (RendezvousConnectionError, OutcomeKind.CUT_OFF),
+    (SignalException, OutcomeKind.CUT_OFF),
+)
+"""By class of the error of a node; another error would be the same at another try."""
+
+
+def pack_error(error: BaseException, world: int) -> bytes:
+    """Return the outcome of a node that raised *error*."""
+    kind = next((kind for each, kind in _KINDS if isinstance(error, each)), OutcomeKind.ERROR)
+    failures: dict[int, ProcessFailure] = {}
+    title, cause = "", error
+    if isinstance(error, ChildFailedError):
+        failures, title = error.failures, error._elastic_title or error.name
+        cause = error.__cause__ or error
+    has_cause = cause is not error
+    sent = pack_exception(cause, None) if has_cause or not failures else b""
+    head: dict[str, Any] = {
+        "kind": kind.value,
+        "why": str(error)[:2000],
+        "ranks": [],
+        "world": world,
+        "has_cause": has_cause,
+    }
+    return _with_head(head, cloudpickle.dumps((title, failures, sent)))
+
+
+def read_outcome(packed: bytes) -> Outcome:
+    """Return the outcome of a node, without its values. Raises ValueError or KeyError."""
+    head, _ = _head_of(packed)
+    ranks = frozenset(int(rank) for rank in head["ranks"])
+    return Outcome(OutcomeKind(head["kind"]), str(head["why"]), ranks, int(head["world"]), bool(head.get("has_cause")))
+
+
+def results_of(packed: bytes) -> tuple[dict[int, Any], dict[int, Place]]:
+    """Return the values of a node by rank, and the places of its ranks."""
+    values, places = cloudpickle.loads(_head_of(packed)[1])
+    return values, places
+
+
+def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseException:
+    """Return the exception of a node; the failures of *other* nodes that failed with it are added."""
+    title, failures, sent = cloudpickle.loads(_head_of(packed)[1])
+    cause = unpack_exception(sent) if sent else None
+    if not failures:
+        return cause or RuntimeError(read_outcome(packed).why)
+
+    for other in others:
+        failures = {**cloudpickle.loads(_head_of(other)[1])[1], **failures}
+    error = ChildFailedError(title, dict(sorted(failures.items())))
+    error._elastic_ranks = read_outcome(packed).world
+    return combined_error(error, cause, raise_as)
+
+
+def _with_head(head: Mapping[str, Any], body: bytes) -> bytes:
+    return dumps(head).encode() + b"\n" + body
+
+
+def _head_of(packed: bytes) -> tuple[Any, bytes]:
+    line, _, body = packed.partition(b"\n")
+    return parse(line), body

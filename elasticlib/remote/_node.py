@@ -1,0 +1,275 @@
+"""
+The agent of one machine: ``python -m elasticlib.remote._node``, started by an engine.
+
+It reads frames on its standard input: the call, the job's settings, then beats. It writes frames on its standard
+output: its address, the workers' output, and the outcome of its node.
+
+Rules of this file: the end of the input stops the workers and ends this program; so does an input without a beat for
+``--lease`` seconds. A client that is out of reach must not hold the main thread: other threads write the frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from json import dumps
+from typing import Any
+
+from attrs import evolve
+
+from elasticlib import records
+from elasticlib._clock import monotonic
+from elasticlib._untrusted import parse, seconds
+from elasticlib.engines import MAGIC, FrameReader, Kind, frame
+from elasticlib.errors import SignalException
+from elasticlib.job import Job
+from elasticlib.launch import CheckedLaunch
+from elasticlib.processes import wait_readable
+from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, unpack_call
+from elasticlib.rendezvous import host_name
+from elasticlib.spec import LaunchConfig
+
+_CHUNK = 2**15
+_STREAMS = (1, 2)
+_LAST_SECONDS = 2.0
+"""Seconds for the last frame after a stop."""
+
+
+def main() -> None:
+    """Run the agent to its end, and end this process at once: a thread may still write to a client out of reach."""
+    parser = argparse.ArgumentParser(prog="python -m elasticlib.remote._node")
+    parser.add_argument("--lease", type=float, default=None)
+    parser.add_argument("--workers", type=int, default=0)
+    options = parser.parse_args()
+
+    node = _Node(_ClientLink(options.lease), options.workers)
+    node.run()
+    os._exit(0)
+
+
+class _ClientLink:
+    """The frames from and to the client, on descriptors that workers do not get."""
+
+    def __init__(self, lease: float | None) -> None:
+        self._lease = lease
+        self._input, self._output = os.dup(0), os.dup(1)
+        self._reader = FrameReader(greeted=False)
+        self._unsent: queue.Queue[bytes] = queue.Queue(maxsize=64)
+        """Bounded: a client that reads slowly slows the threads that read the workers' output."""
+        self._sent_last = os.eventfd(0, os.EFD_CLOEXEC)
+        """Readable once all is sent after `finish`."""
+        self._last_heard = monotonic()
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        """Send *data* after all before; waits while the client reads too slowly."""
+        self._unsent.put(data)
+
+    def finish(self, data: bytes) -> None:
+        """Send *data* last of all, unless the client is gone or out of reach."""
+        threading.Thread(target=self._put_last, args=(data,), daemon=True).start()
+        while True:
+            ready = wait_readable([self._input, self._sent_last], self._left())
+            if not ready or self._sent_last in ready:
+                return
+            if not self._hear():
+                # After a stop the client has closed the input, and may still read.
+                wait_readable([self._sent_last], _LAST_SECONDS)
+                return
+
+    def _put_last(self, data: bytes) -> None:
+        self._unsent.put(data)
+        self._unsent.put(b"")
+
+    def _write(self) -> None:
+        # A client that is gone shows in the input, too.
+        with contextlib.suppress(OSError):
+            while data := self._unsent.get():
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._output, rest) :]
+        os.eventfd_write(self._sent_last, 1)
+
+    def wait(self, other: int) -> list[tuple[Kind, bytes]] | None:
+        """
+        Return the next frames; [] once the descriptor *other* is readable.
+
+        None if the client is gone, or out of reach.
+        """
+        ready = wait_readable([self._input, other], self._left())
+        if not ready:
+            return None
+        if self._input not in ready:
+            return []
+
+        data = self._hear()
+        # Bytes that are not frames end the agent, as the end of the input does.
+        with contextlib.suppress(ValueError):
+            return self._reader.feed(data) if data else None
+        return None
+
+    def _left(self) -> float | None:
+        """Return the seconds for which the client may be silent; None: any time."""
+        return None if self._lease is None else max(0.0, self._last_heard + self._lease - monotonic())
+
+    def _hear(self) -> bytes:
+        self._last_heard = monotonic()
+        return os.read(self._input, _CHUNK)
+
+
+class _Output:
+    """The output of this program and its workers, sent in frames."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._over = os.eventfd(0, os.EFD_CLOEXEC)
+        self._threads: list[threading.Thread] = []
+        for stream in _STREAMS:
+            source, target = os.pipe()
+            os.dup2(target, stream)
+            os.close(target)
+            os.set_blocking(source, False)
+            thread = threading.Thread(target=self._forward, args=(stream, source), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _forward(self, stream: int, source: int) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._over in wait_readable([source, self._over], None)
+            # At the end, all that is there, but no wait for processes that hold the pipe longer.
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(source, _CHUNK):
+                    self._send(frame(Kind.OUTPUT, bytes([stream]) + data))
+
+    def finish(self, seconds: float = 5.0) -> None:
+        """Send the rest, if the client reads it within some time."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.eventfd_write(self._over, 1)
+        until = monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+
+
+class _Node:
+    """One call: its node is launched as soon as the client has sent the job's settings."""
+
+    def __init__(self, link: _ClientLink, workers: int) -> None:
+        self._link, self._workers = link, workers
+        self._output = _Output(link.send)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        self._call: Call | None = None
+        self._job: Job | None = None
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)
+        """Readable once the job has ended, or could not be started."""
+        self._error: BaseException | None = None
+        self._world = 0
+
+    def run(self) -> None:
+        """Serve the client until it is gone, or has the outcome."""
+        self._link.send(MAGIC + frame(Kind.UP, dumps({"address": _free_endpoint()}).encode()))
+        while not self._is_over():
+            frames = self._link.wait(self._ended)
+            if frames is None:
+                # Nobody reads the rest: only the workers count.
+                self._stop(None)
+                return
+            for kind, data in frames:
+                self._take(kind, data)
+
+        self._output.finish()
+        self._link.finish(frame(Kind.RESULT, self._outcome()))
+
+    def _is_over(self) -> bool:
+        return self._error is not None or (self._job is not None and self._job.done())
+
+    def _take(self, kind: Kind, data: bytes) -> None:
+        """Do as the client says in one frame."""
+        try:
+            if kind is Kind.CALL:
+                self._call = unpack_call(data)
+            elif kind is Kind.BEGIN and self._call is not None and self._job is None:
+                self._begin(self._call, JobSettings.unpacked(data))
+            elif kind is Kind.STOP:
+                limit = parse(data)
+                self._stop(None if limit is None else seconds(limit, 0))
+        except BaseException as error:
+            self._error = error
+
+    def _begin(self, call: Call, settings: JobSettings) -> None:
+        config = _config_of(call, settings, self._workers)
+        launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
+        job = Job(launch, listener=self._listen)
+        job.when_done(lambda: os.eventfd_write(self._ended, 1))
+        self._job = job.begin()
+
+    def _listen(self, record: records.Record) -> None:
+        if isinstance(record, records.RoundStarted):
+            self._world = record.world_size
+
+    def _stop(self, grace: float | None) -> None:
+        """Stop the workers, and wait for their end."""
+        if self._job is not None:
+            self._job.stop(grace)
+        else:
+            self._error = SignalException("the agent was stopped before its node began", signal.SIGTERM)
+
+    def _outcome(self) -> bytes:
+        """Return the outcome of the node."""
+        if self._job is None or self._error is not None:
+            assert self._error is not None
+            return pack_error(self._error, self._world)
+        try:
+            results = self._job.result()
+            return pack_results(results, results.places, self._world)
+        except BaseException as error:
+            return pack_error(error, self._world)
+
+
+def _config_of(call: Call, settings: JobSettings, workers: int) -> LaunchConfig:
+    """Return the settings of this node's launch."""
+    config = call.config
+    changed: dict[str, Any] = {
+        "min_nodes": settings.min_nodes,
+        "max_nodes": settings.max_nodes,
+        "run_id": settings.run_id,
+        "rdzv_endpoint": settings.endpoint,
+        "rdzv_configs": {**config.rdzv_configs, "is_host": settings.is_host},
+        "token": settings.token,
+        "local_addr": _address(),
+    }
+    if callable(call.entrypoint):
+        # The program here is the agent, not the script that the function is from.
+        changed["main"] = "value"
+    if config.show is None and config.logs_specs is None:
+        changed["show"] = "all"
+    if workers and config.nproc_per_node == "auto":
+        changed["nproc_per_node"] = workers
+    return evolve(config, **changed)
+
+
+def _address() -> str:
+    """Return the address of this machine at which the client has reached it, else its name."""
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    return fields[2] if len(fields) == 4 else host_name()
+
+
+def _free_endpoint() -> str:
+    """Return the address of this machine with a port that was free a moment ago."""
+    address = _address()
+    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)) as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""
+The client's side of a call on many machines: an engine's events in, the supervisor's decisions out.
+
+Rules of this file: all is checked before the engine starts anything. Whatever ends the call, all agents have been ended
+before it returns. One thread waits for events of the engine and puts them into the job's inbox, where requests and
+signals arrive too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from json import dumps
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from elasticlib._clock import monotonic
+from elasticlib.engines import (
+    Action,
+    AgentCommand,
+    AgentEnded,
+    AgentLost,
+    AgentOutput,
+    AgentResult,
+    AgentUp,
+    Begin,
+    Engine,
+    EngineEvent,
+    Finish,
+    GiveUp,
+    Kind,
+    PlaceAll,
+    Placement,
+    Replace,
+    Rules,
+    StopAll,
+    Supervisor,
+    frame,
+)
+from elasticlib.errors import ConfigError, SignalException, StartError
+from elasticlib.job import Results
+from elasticlib.processes import start_thread, wait_readable
+from elasticlib.remote._call import JobSettings, error_of, pack_call, read_outcome, results_of
+from elasticlib.spec import Entrypoint, LaunchConfig
+from elasticlib.workers import HandledSignals, Inbox, StopRequest, interruption, parse_signals
+
+if TYPE_CHECKING:
+    from elasticlib.job import Job
+
+_AGENT = ("-u", "-m", "elasticlib.remote._node")
+_MOST_EVENTS = 256
+"""Number of events in the inbox from which on the engine's thread waits."""
+_END_SECONDS = 10.0
+"""Seconds that agents get to end, in addition to the grace of their workers."""
+_NOT_SET = {"rdzv_endpoint": "", "node_rank": None, "local_addr": None, "rdzv_backend": "c10d"}
+"""Settings that an engine gives, with their defaults."""
+
+
+class RemoteLaunch:
+    """A checked launch on the machines of an engine, which can run once."""
+
+    quit_shows_stacks = False
+    folder = ""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: LaunchConfig,
+        entrypoint: Entrypoint,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        title: str,
+        grace: float,
+    ) -> None:
+        self.title, self.grace = title, grace
+        self.signums = parse_signals(config.signals_to_handle)
+        self._engine, self._raise_as = engine, config.raise_as
+        self._config = evolve(config, shutdown_timeout=grace)
+        min_nodes = _min_nodes(config, engine)
+        self._rules = Rules(engine.nodes, min_nodes, engine.endpoint)
+        packed = pack_call(self._config, entrypoint, args, kwargs)
+        self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
+
+    def abandon(self) -> None:
+        """Release nothing: no agent was started."""
+
+    def __call__(self, job: Job) -> Results:
+        """Run the job on all machines, and return the results of all ranks."""
+        with HandledSignals(self.signums, job.inbox), contextlib.ExitStack() as stack:
+            run = _Run(self._engine, self._command, self._rules, self._config, self.title, job.inbox)
+            stack.callback(run.close)
+            return run.to_its_end(self.grace)
+
+
+def _min_nodes(config: LaunchConfig, engine: Engine) -> int:
+    """Return the minimum number of nodes. Raises `ConfigError` for settings that the engine gives itself."""
+    nodes, most = engine.nodes, config.max_nodes
+    if config.min_nodes == "all" or (config.min_nodes, most) == (1, 1):
+        least = nodes
+    elif most != nodes:
+        raise ConfigError.of_setting("max_nodes", f"{most} differs from the {nodes} nodes of {engine!r}: leave it out")
+    else:
+        least = config.min_nodes
+
+    for name, default in _NOT_SET.items():
+        if getattr(config, name) != default:
+            raise ConfigError.of_setting(
+                name, f"{getattr(config, name)!r} cannot be combined with on={engine!r}, which sets it: leave it out"
+            )
+    return least
+
+
+@frozen
+class _Received:
+    """An event of a placement."""
+
+    placement: Placement
+    event: EngineEvent
+
+
+class _Events:
+    """The thread that waits for events of one placement."""
+
+    def __init__(self, placement: Placement, inbox: Inbox) -> None:
+        self._placement, self._inbox = placement, inbox
+        self._room = threading.Semaphore(_MOST_EVENTS)
+        self._is_over = False
+        self._thread = start_thread(threading.Thread(target=self._run, name="elasticlib-engine", daemon=True))
+
+    def _run(self) -> None:
+        while not self._is_over:
+            event = self._placement.next_event(0.5)
+            if event is not None:
+                self._room.acquire()
+                self._inbox.put(_Received(self._placement, event), may_wait=True)
+
+    def handled(self) -> None:
+        """Make room for another event."""
+        self._room.release()
+
+    def end(self) -> None:
+        """End the thread; later events are lost."""
+        self._is_over = True
+        self._room.release(_MOST_EVENTS)
+        self._thread.join()
+
+
+class _Run:
+    """One run of a call: the placements, and what their agents have sent."""
+
+    def __init__(
+        self, engine: Engine, command: AgentCommand, rules: Rules, config: LaunchConfig, title: str, inbox: Inbox
+    ) -> None:
+        self._engine, self._command, self._rules, self._config = engine, command, rules, config
+        self._title, self._inbox = title, inbox
+        self._supervisor = Supervisor(rules, monotonic())
+        self._results: dict[int, bytes] = {}
+        """Outcomes by place, as the agents have packed them."""
+        self._living: dict[int, int] = {}
+        """Numbers of the agents that have not ended, by place."""
+        self._placement: Placement | None = None
+        self._place_all()
+
+    # The life of a placement.
+
+    def _place_all(self) -> None:
+        self._settings = JobSettings(
+            endpoint="",
+            is_host=False,
+            run_id=f"{self._config.run_id or self._title}-{secrets.token_hex(4)}",
+            token=self._config.token or secrets.token_hex(16),
+            min_nodes=self._rules.min_nodes,
+            max_nodes=self._rules.agents,
+        )
+        self._placement = self._engine.place(self._rules.agents, self._command)
+        self._living = dict.fromkeys(range(self._rules.agents), 0)
+        self._events = _Events(self._placement, self._inbox)
+
+    def close(self) -> None:
+        """End all agents of the present placement at once."""
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            placement.close()
+            self._events.end()
+
+    def _stop_all(self, grace: float) -> None:
+        """Stop all agents, with *grace* for their workers; another signal ends them at once."""
+        placement = self._placement
+        if placement is None:
+            return
+        for place in self._living:
+            placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
+        placement.stop()
+
+        limit = monotonic() + grace + _END_SECONDS
+        while self._living and monotonic() < limit:
+            for item in self._next(limit):
+                if isinstance(item, int):
+                    limit = 0.0
+                elif isinstance(item, _Received):
+                    self._receive(item)
+        self.close()
+
+    # The loop.
+
+    def to_its_end(self, grace: float) -> Results:
+        """Return the results of all ranks, or raise the error of the job."""
+        while True:
+            for item in self._next(self._supervisor.wake_at()):
+                if isinstance(item, (int, StopRequest)):
+                    self._stop_all(grace if isinstance(item, int) or item.grace is None else item.grace)
+                    raise self._interruption(item)
+                decision = self._decision(self._handle(item), grace)
+                if decision is not None:
+                    return self._conclude(decision, grace)
+
+            decision = self._decision(self._supervisor.advance(monotonic()), grace)
+            if decision is not None:
+                return self._conclude(decision, grace)
+
+    def _next(self, until: float) -> list[object]:
+        """Return what arrives in the inbox, by the time *until*."""
+        wait_readable([self._inbox], None if until == math.inf else max(0.0, until - monotonic()))
+        return self._inbox.drain()
+
+    def _interruption(self, item: int | StopRequest) -> SignalException:
+        if isinstance(item, int):
+            return interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
+        return SignalException(item.why, signal.SIGTERM)
+
+    def _handle(self, item: object) -> list[Action]:
+        if not isinstance(item, _Received):
+            return []
+        event = self._receive(item)
+        return [] if event is None else self._supervisor.handle(event, monotonic())
+
+    def _receive(self, received: _Received) -> AgentUp | AgentLost | AgentEnded | None:
+        """Note an event, and return it for the supervisor."""
+        if received.placement is not self._placement:
+            return None
+
+        self._events.handled()
+        event = received.event
+        match event:
+            case AgentOutput():
+                _show(event.data)
+                return None
+            case AgentResult():
+                return self._ended(event)
+            case AgentLost() if self._living.get(event.place) == event.agent:
+                del self._living[event.place]
+        return event
+
+    def _ended(self, event: AgentResult) -> AgentEnded | AgentLost:
+        try:
+            outcome = read_outcome(event.data)
+        except (ValueError, KeyError, TypeError) as error:
+            return AgentLost(event.place, f"the outcome of agent {event.place} cannot be read: {error}", event.agent)
+        if event.agent == self._supervisor.places[event.place].agent:
+            self._results[event.place] = event.data
+        return AgentEnded(
+            event.place, outcome.kind, event.agent, outcome.ranks, outcome.world, outcome.has_cause, outcome.why
+        )
+
+    def _decision(self, actions: Sequence[Action], grace: float) -> GiveUp | Finish | None:
+        """Carry out *actions*; return the one that ends the call."""
+        for action in actions:
+            match action:
+                case Begin():
+                    self._begin(action)
+                case Replace(place):
+                    assert self._placement is not None
+                    self._placement.replace(place)
+                    self._living[place] = self._supervisor.places[place].agent
+                    self._results.pop(place, None)
+                case StopAll():
+                    self._stop_all(grace)
+                    self._results.clear()
+                case PlaceAll():
+                    self._place_all()
+                case GiveUp() | Finish():
+                    return action
+        return None
+
+    def _begin(self, action: Begin) -> None:
+        assert self._placement is not None
+        settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
+        self._placement.send(action.place, frame(Kind.BEGIN, settings.packed()))
+
+    # The end.
+
+    def _conclude(self, decision: GiveUp | Finish, grace: float) -> Results:
+        """Stop all agents, and return or raise the outcome of the call."""
+        self._stop_all(grace)
+        if isinstance(decision, Finish):
+            return self._merged()
+        if decision.place is None:
+            raise StartError(decision.why)
+
+        others = [packed for place, packed in self._results.items() if place != decision.place]
+        failed = [packed for packed in others if read_outcome(packed).kind == self._kind_of(decision.place)]
+        error = error_of(self._results[decision.place], failed, self._config.raise_as)
+        raise error from error.__cause__
+
+    def _kind_of(self, place: int) -> object:
+        return read_outcome(self._results[place]).kind
+
+    def _merged(self) -> Results:
+        merged = Results()
+        for packed in self._results.values():
+            if read_outcome(packed).ranks:
+                values, places = results_of(packed)
+                merged.update(values)
+                merged.places.update(places)
+        return Results(dict(sorted(merged.items())), merged.places)
+
+
+def _show(data: bytes) -> None:
+    """Write output of workers to the stream of this program that it is for."""
+    stream = sys.stderr if data[:1] == b"\x02" else sys.stdout
+    with contextlib.suppress(OSError, ValueError):
+        stream.write(data[1:].decode(errors="replace"))
+        stream.flush()
