@@ -48,14 +48,20 @@ def parse_host(text: str, slots: int = 0) -> SshHost:
     if _BARE_IPV6.fullmatch(text):
         return SshHost(text, slots=slots)
 
+    # Without a dash at its start, which ssh would take for an option.
     found = _HOST.fullmatch(text)
-    # ssh would take a name with a dash as an option.
-    if found is None or text.startswith("-"):
+    if found is None:
         raise _error(text, "is not a host: write h1, user@h1 or h1:2222")
-    port = int(found["port"] or 0)
+
+    name = found["six"] or found["name"]
+    return SshHost(name, found["user"] or "", _port_of(text, found["port"] or "0"), slots)
+
+
+def _port_of(text: str, digits: str) -> int:
+    port = int(digits)
     if port > _LARGEST_PORT:
         raise _error(text, f"has port {port}: the largest one is {_LARGEST_PORT}")
-    return SshHost(found["six"] or found["name"], found["user"] or "", port, slots)
+    return port
 
 
 def parse_hostfile(text: str, path: str) -> list[SshHost]:

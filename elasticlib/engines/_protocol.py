@@ -12,7 +12,7 @@ Rules for an engine:
 * Each agent that was started or could not be started ends with one `AgentLost`, also after its result.
 * The end of an agent's standard input ends the agent and its workers. An engine whose client can vanish without that
   (a cut link) must see to it that the agent ends too.
-* One thread calls `Placement.next_event`, and another one all other methods, none of which waits.
+* One thread calls `Placement.next_event`, and another one all other methods. Only `next_event` waits.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Placement(Protocol):
         """End the standard input of all agents: they stop their workers and end."""
 
     def close(self) -> None:
-        """End all agents at once, and release everything; may be called twice."""
+        """End all agents at once, release everything, and end a wait in `next_event`; may be called twice."""
 
 
 class Engine(Protocol):

@@ -170,7 +170,7 @@ class SshPlacement:
 
     def __init__(self, engine: Ssh, hosts: Sequence[SshHost], command: AgentCommand) -> None:
         self._engine, self._hosts, self._command = engine, hosts, command
-        self._events: queue.SimpleQueue[EngineEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[EngineEvent | None] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -232,6 +232,7 @@ class SshPlacement:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
             self._kill_all()
+            self._events.put(None)
             self._selector.close()
             os.close(self._wake)
 
@@ -392,7 +393,7 @@ class SshPlacement:
 
 
 def _read_some(stream: IO[bytes]) -> bytes | None:
-    """Return some bytes, b"" at the end; None if there are none now."""
+    """Return some bytes, b"" at the end; None if it has no bytes now."""
     try:
         return os.read(stream.fileno(), _CHUNK)
     except BlockingIOError:

@@ -3,7 +3,7 @@ A call of `elastic_launch` on the machines of an engine: ``on=Ssh(["h1", "h2"])`
 
 `RemoteLaunch` is the client's side: it packs the call, runs the engine's placement, and carries out the decisions of
 `elasticlib.engines.Supervisor`. The module `_node` is the agent that the engine starts on each machine: it unpacks the
-call and launches one node. Both meet in `_call`, which has the formats of what they send.
+call and launches one node. `_call` has the formats of their messages.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What a client and its agents send to each other: the call, the job's settings, and the outcome of a node.
+Messages of a client and its agents: the call, the job's settings, and the outcome of a node.
 
 Rules of this file: each is a line of JSON, behind which a pickle may follow. The line is read first: another version of
 Python, torch or elasticlib is refused before anything is unpickled. Pickles come from the engine's own channel only.
@@ -7,6 +7,7 @@ Python, torch or elasticlib is refused before anything is unpickled. Pickles com
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import sys
@@ -33,7 +34,7 @@ from elasticlib.errors import (
 from elasticlib.job import Place, combined_error
 from elasticlib.spec import Entrypoint, LaunchConfig, entrypoint_name
 from elasticlib.workers import pack_call as pack_for_workers
-from elasticlib.workers.child import pack_exception, unpack_exception
+from elasticlib.workers.child import Pickler, pack_exception, unpack_exception
 
 # The call.
 
@@ -69,7 +70,7 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
     """Return the call as bytes. Raises `PicklingError`."""
     head = {"versions": versions(), "folder": os.getcwd(), "search_path": sys.path[0] if sys.path else ""}
     try:
-        body = cloudpickle.dumps((config, entrypoint, tuple(args), dict(kwargs)))
+        body = _pickled((config, entrypoint, tuple(args), dict(kwargs)))
     except Exception as error:
         if callable(entrypoint):
             # It names the part of the call that cannot be sent.
@@ -83,6 +84,13 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
             f"{LARGEST >> 20} MB can be sent to other machines: send a path"
         )
     return packed
+
+
+def _pickled(value: object) -> bytes:
+    """Return the pickle of *value*, with the file names of functions, which tracebacks show."""
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def unpack_call(packed: bytes) -> Call:

@@ -193,23 +193,30 @@ class _Node:
 
     def _take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame."""
+        actions = {Kind.CALL: self._on_call, Kind.BEGIN: self._on_begin, Kind.STOP: self._on_stop}
+        action = actions.get(kind)
+        if action is None or self._is_over():
+            return
         try:
-            if kind is Kind.CALL:
-                self._call = unpack_call(data)
-            elif kind is Kind.BEGIN and self._call is not None and self._job is None:
-                self._begin(self._call, JobSettings.unpacked(data))
-            elif kind is Kind.STOP:
-                limit = parse(data)
-                self._stop(None if limit is None else seconds(limit, 0))
+            action(data)
         except BaseException as error:
             self._error = error
 
-    def _begin(self, call: Call, settings: JobSettings) -> None:
-        config = _config_of(call, settings, self._workers)
+    def _on_call(self, data: bytes) -> None:
+        self._call = unpack_call(data)
+
+    def _on_begin(self, data: bytes) -> None:
+        if self._call is None or self._job is not None:
+            return
+        call = self._call
+        config = _config_of(call, JobSettings.unpacked(data), self._workers)
         launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
         job = Job(launch, listener=self._listen)
         job.when_done(lambda: os.eventfd_write(self._ended, 1))
         self._job = job.begin()
+
+    def _on_stop(self, data: bytes) -> None:
+        self._stop(seconds(parse(data), 0))
 
     def _listen(self, record: records.Record) -> None:
         if isinstance(record, records.RoundStarted):

@@ -136,7 +136,7 @@ class _Events:
 
     def _run(self) -> None:
         while not self._is_over:
-            event = self._placement.next_event(0.5)
+            event = self._placement.next_event(1.0)
             if event is not None:
                 self._room.acquire()
                 self._inbox.put(_Received(self._placement, event), may_wait=True)
@@ -166,6 +166,7 @@ class _Run:
         self._living: dict[int, int] = {}
         """Numbers of the agents that have not ended, by place."""
         self._placement: Placement | None = None
+        self._has_begun = False
         self._place_all()
 
     # The life of a placement.
@@ -199,41 +200,51 @@ class _Run:
             placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
         placement.stop()
 
+        late: list[int] = []
         limit = monotonic() + grace + _END_SECONDS
         while self._living and monotonic() < limit:
             for item in self._next(limit):
                 if isinstance(item, int):
+                    # The program gets it, unless the job ends with an error.
                     limit = 0.0
+                    late.append(item)
                 elif isinstance(item, _Received):
                     self._receive(item)
         self.close()
+        for signum in late:
+            self._inbox.put(signum)
 
     # The loop.
 
     def to_its_end(self, grace: float) -> Results:
         """Return the results of all ranks, or raise the error of the job."""
-        while True:
-            for item in self._next(self._supervisor.wake_at()):
-                if isinstance(item, (int, StopRequest)):
-                    self._stop_all(grace if isinstance(item, int) or item.grace is None else item.grace)
-                    raise self._interruption(item)
-                decision = self._decision(self._handle(item), grace)
-                if decision is not None:
-                    return self._conclude(decision, grace)
+        decision = None
+        while decision is None:
+            decision = self._turn(grace)
+        return self._conclude(decision, grace)
 
-            decision = self._decision(self._supervisor.advance(monotonic()), grace)
+    def _turn(self, grace: float) -> GiveUp | Finish | None:
+        """Handle what arrives by the supervisor's next deadline, and what is due then."""
+        for item in self._next(self._supervisor.wake_at()):
+            self._check_stop(item, grace)
+            decision = self._decision(self._handle(item), grace)
             if decision is not None:
-                return self._conclude(decision, grace)
+                return decision
+        return self._decision(self._supervisor.advance(monotonic()), grace)
+
+    def _check_stop(self, item: object, grace: float) -> None:
+        """Stop all agents and raise, if *item* asks for the end of the job."""
+        if isinstance(item, int):
+            self._stop_all(grace)
+            raise interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
+        if isinstance(item, StopRequest):
+            self._stop_all(grace if item.grace is None else item.grace)
+            raise SignalException(item.why, signal.SIGTERM)
 
     def _next(self, until: float) -> list[object]:
         """Return what arrives in the inbox, by the time *until*."""
         wait_readable([self._inbox], None if until == math.inf else max(0.0, until - monotonic()))
         return self._inbox.drain()
-
-    def _interruption(self, item: int | StopRequest) -> SignalException:
-        if isinstance(item, int):
-            return interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
-        return SignalException(item.why, signal.SIGTERM)
 
     def _handle(self, item: object) -> list[Action]:
         if not isinstance(item, _Received):
@@ -291,6 +302,7 @@ class _Run:
 
     def _begin(self, action: Begin) -> None:
         assert self._placement is not None
+        self._has_begun = True
         settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
         self._placement.send(action.place, frame(Kind.BEGIN, settings.packed()))
 
@@ -298,7 +310,10 @@ class _Run:
 
     def _conclude(self, decision: GiveUp | Finish, grace: float) -> Results:
         """Stop all agents, and return or raise the outcome of the call."""
-        self._stop_all(grace)
+        if self._has_begun:
+            self._stop_all(grace)
+        # Before, no agent has anything to stop, and one that still connects would only delay the error.
+        self.close()
         if isinstance(decision, Finish):
             return self._merged()
         if decision.place is None:

@@ -1,0 +1,106 @@
+"""Messages of a client and its agents, and the settings that a call with an engine refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticlib import ChildFailedError, LaunchConfig, ProcessFailure, elastic_launch
+from elasticlib.engines import OutcomeKind, Ssh
+from elasticlib.errors import (
+    ConfigError,
+    PicklingError,
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousNotFoundError,
+    RendezvousTimeoutError,
+    SignalException,
+)
+from elasticlib.remote import _call
+
+
+def train() -> int:
+    return 1
+
+
+def test_call_arrives_whole() -> None:
+    call = _call.unpack_call(_call.pack_call(LaunchConfig(max_restarts=7), train, (1, "a"), {"b": 2}))
+
+    assert (7, (1, "a"), {"b": 2}) == (call.config.max_restarts, call.args, call.kwargs)
+    assert 1 == call.entrypoint() if callable(call.entrypoint) else False
+
+
+@pytest.mark.parametrize("package", ["Python", "torch", "elasticlib"])
+def test_other_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    packed = _call.pack_call(LaunchConfig(), train, (), {})
+    here = _call.versions()
+    monkeypatch.setattr(_call, "versions", lambda: {**here, package: "0.0.9"})
+
+    with pytest.raises(ConfigError, match=rf"{package} is {here[package]} on the client and 0\.0\.9 on"):
+        _call.unpack_call(packed)
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    with pytest.raises(PicklingError, match="argument"):
+        _call.pack_call(LaunchConfig(), train, ((each for each in ()),), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RendezvousGracefulExitError("spare"), OutcomeKind.UNNEEDED),
+        (RendezvousClosedError("over"), OutcomeKind.UNNEEDED),
+        (RendezvousNotFoundError("nobody"), OutcomeKind.CUT_OFF),
+        (RendezvousTimeoutError("late"), OutcomeKind.ERROR),
+        (SignalException("stopped", 15), OutcomeKind.CUT_OFF),  # type: ignore[arg-type]
+        (ConfigError("bad"), OutcomeKind.ERROR),
+    ],
+)
+def test_kind_of_an_error(error: BaseException, kind: OutcomeKind) -> None:
+    packed = _call.pack_error(error, 0)
+
+    assert (kind, str(error)) == (_call.read_outcome(packed).kind, _call.read_outcome(packed).why)
+    raised = _call.error_of(packed, [], "both")
+    assert (type(error), str(error)) == (type(raised), str(raised))
+
+
+def failed(rank: int) -> ChildFailedError:
+    return ChildFailedError("train", {rank: ProcessFailure(rank, 100, 1, "", message=f"rank {rank}", rank=rank)})
+
+
+def test_failures_of_all_nodes_and_the_own_exception_are_raised() -> None:
+    first, second = failed(0), failed(3)
+    second.__cause__ = KeyError("x")
+
+    raised = _call.error_of(_call.pack_error(second, 4), [_call.pack_error(first, 4)], "both")
+
+    assert isinstance(raised, ChildFailedError)
+    assert isinstance(raised, KeyError)
+    assert [0, 3] == list(raised.failures)
+
+
+def test_results_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_call, "LARGEST", 2**17)
+
+    with pytest.raises(ConfigError, match="return a path"):
+        _call.pack_results({0: b"x" * 2**17}, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_nodes": 3}, r"max_nodes=3 differs from the 2 nodes of Ssh\(\['h1', 'h2'\]\): leave it out"),
+        ({"rdzv_endpoint": "h1:1"}, "rdzv_endpoint='h1:1' cannot be combined with on="),
+        ({"rdzv_backend": "etcd"}, "rdzv_backend='etcd' cannot be combined with on="),
+        ({"local_addr": "h1"}, "local_addr='h1' cannot be combined with on="),
+    ],
+)
+def test_setting_of_the_engine_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        elastic_launch(LaunchConfig(**settings), train, on=Ssh(["h1", "h2"]))()
+
+
+def test_object_that_is_not_an_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on='h1' is not an engine"):
+        elastic_launch(LaunchConfig(), train, on="h1")  # type: ignore[arg-type]
