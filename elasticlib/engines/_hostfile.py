@@ -15,7 +15,13 @@ from attrs import frozen
 from elasticlib.errors import ConfigError
 
 _HOST = re.compile(
-    r"(?:(?P<user>[^@\s\[\]]+)@)?(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^@:\s\[\]]+))(?::(?P<port>\d+))?"
+    r"""
+    (?!-)                                   # ssh would take it for an option
+    (?:(?P<user>[^@\s\[\]]+)@)?
+    (?:\[(?P<six>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\]|(?P<name>(?!-)[^@:\s\[\]]+))
+    (?::(?P<port>\d{1,9}))?
+    """,
+    re.VERBOSE | re.ASCII,
 )
 _BARE_IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")
 _LARGEST_PORT = 65535
@@ -48,13 +54,17 @@ def parse_host(text: str, slots: int = 0) -> SshHost:
     if _BARE_IPV6.fullmatch(text):
         return SshHost(text, slots=slots)
 
-    # Without a dash at its start, which ssh would take for an option.
     found = _HOST.fullmatch(text)
     if found is None:
         raise _error(text, "is not a host: write h1, user@h1 or h1:2222")
 
-    name = found["six"] or found["name"]
-    return SshHost(name, found["user"] or "", _port_of(text, found["port"] or "0"), slots)
+    parts = found.groupdict(default="")
+    return SshHost(
+        name=parts["six"] or parts["name"],
+        user=parts["user"],
+        port=_port_of(text, parts["port"] or "0"),
+        slots=slots,
+    )
 
 
 def _port_of(text: str, digits: str) -> int:
