@@ -132,7 +132,7 @@ class TimerServerError(ElasticError, BrokenPipeError):
 
 
 class StartError(ElasticError, RuntimeError):
-    """Raised when this machine could not start the processes that a launch needs."""
+    """Raised when this machine, or an engine on others, could not start the processes that a launch needs."""
 
 
 class RendezvousError(ElasticError):
