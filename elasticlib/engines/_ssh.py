@@ -19,13 +19,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from json import loads
 from typing import IO
 
 from attrs import define, field
 
 from elasticlib._clock import monotonic
-from elasticlib._untrusted import lines
+from elasticlib._untrusted import lines, parse
 from elasticlib.engines._frames import FrameReader, Kind, frame
 from elasticlib.engines._hostfile import SshHost, check_hosts, parse_host, parse_hostfile
 from elasticlib.engines._protocol import AgentCommand, AgentLost, AgentOutput, AgentResult, AgentUp, EngineEvent
@@ -298,6 +297,14 @@ class SshPlacement:
     # The thread.
 
     def _run(self) -> None:
+        try:
+            self._serve_all()
+        # Without this thread no agent gets a beat, and each of them ends.
+        except Exception as error:
+            for agent in self._agents:
+                self._events.put(AgentLost(agent.place, f"host {agent.host}: {error!r}", agent.number))
+
+    def _serve_all(self) -> None:
         every = self._engine.timeout / _BEATS
         next_beat = monotonic()
         while not self._is_closed:
@@ -386,7 +393,7 @@ class SshPlacement:
         try:
             for kind, content in agent.reader.feed(data):
                 self._events.put(_event(agent, kind, content))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             agent.messages.append(f"its output cannot be read: {error}")
             agent.process.kill()
             self._end(agent)
@@ -403,9 +410,9 @@ def _read_some(stream: IO[bytes]) -> bytes | None:
 
 
 def _event(agent: _Agent, kind: Kind, content: bytes) -> EngineEvent:
-    """Return the event of a frame. Raises ValueError or KeyError."""
+    """Return the event of a frame. Raises ValueError, KeyError or TypeError."""
     if kind is Kind.UP:
-        return AgentUp(agent.place, str(loads(content)["address"]), agent.number)
+        return AgentUp(agent.place, str(parse(content)["address"]), agent.number)
     if kind is Kind.OUTPUT:
         return AgentOutput(agent.place, content, agent.number)
     if kind is Kind.RESULT:

@@ -125,6 +125,13 @@ class _Received:
     event: EngineEvent
 
 
+@frozen
+class _EngineFailed:
+    """An error of the engine itself."""
+
+    error: Exception
+
+
 class _Events:
     """The thread that waits for events of one placement."""
 
@@ -135,11 +142,17 @@ class _Events:
         self._thread = start_thread(threading.Thread(target=self._run, name="elasticlib-engine", daemon=True))
 
     def _run(self) -> None:
-        while not self._is_over:
-            event = self._placement.next_event(1.0)
-            if event is not None:
-                self._room.acquire()
-                self._inbox.put(_Received(self._placement, event), may_wait=True)
+        try:
+            while not self._is_over:
+                self._pass_on(self._placement.next_event(1.0))
+        # Without this thread the job would wait forever.
+        except Exception as error:
+            self._inbox.put(_EngineFailed(error))
+
+    def _pass_on(self, event: EngineEvent | None) -> None:
+        if event is not None:
+            self._room.acquire()
+            self._inbox.put(_Received(self._placement, event), may_wait=True)
 
     def handled(self) -> None:
         """Make room for another event."""
@@ -240,6 +253,9 @@ class _Run:
         if isinstance(item, StopRequest):
             self._stop_all(grace if item.grace is None else item.grace)
             raise SignalException(item.why, signal.SIGTERM)
+        if isinstance(item, _EngineFailed):
+            self.close()
+            raise item.error
 
     def _next(self, until: float) -> list[object]:
         """Return what arrives in the inbox, by the time *until*."""
