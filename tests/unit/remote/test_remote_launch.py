@@ -1,0 +1,171 @@
+"""A call on an engine whose agents are simulated: what the client sends, returns and raises."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+
+import pytest
+from attrs import define, field
+
+from elasticlib import LaunchConfig, SignalException, StartError, elastic_launch
+from elasticlib.engines import (
+    AgentCommand,
+    AgentLost,
+    AgentOutput,
+    AgentResult,
+    AgentUp,
+    EngineEvent,
+    FrameReader,
+    Kind,
+)
+from elasticlib.errors import ConfigError
+from elasticlib.remote._call import JobSettings, pack_error, pack_results
+
+
+def train() -> None:
+    raise AssertionError("the agents of these tests run nothing")
+
+
+@define(eq=False)
+class SimulatedEngine:
+    """An engine whose agents do as *on_begin* says; by default they return their places."""
+
+    nodes: int = 2
+    endpoint: str = ""
+    on_begin: Callable[[SimulatedEngine, int, int], list[EngineEvent]] | None = None
+    on_place: Callable[[int], EngineEvent] = lambda place: AgentUp(place, f"h{place}:1")
+    events: queue.SimpleQueue[EngineEvent | Exception | None] = field(factory=queue.SimpleQueue)
+    settings: list[JobSettings] = field(factory=list)
+    numbers: dict[int, int] = field(factory=dict)
+    is_closed: bool = False
+    readers: dict[int, FrameReader] = field(factory=dict)
+
+    def place(self, agents: int, command: AgentCommand) -> SimulatedEngine:
+        assert [Kind.CALL] == [kind for kind, _ in FrameReader(greeted=False).feed(command.payload)]
+        for place in range(agents):
+            self.numbers[place] = 0
+            self.events.put(self.on_place(place))
+        return self
+
+    def next_event(self, timeout: float) -> EngineEvent | None:
+        try:
+            event = self.events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def send(self, place: int, data: bytes) -> None:
+        for kind, content in FrameReader(greeted=False).feed(data):
+            if kind is Kind.BEGIN:
+                self.settings.append(JobSettings.unpacked(content))
+                for event in self._answers(place):
+                    self.events.put(event)
+            if kind is Kind.STOP:
+                self.events.put(AgentLost(place, "stopped", self.numbers[place]))
+
+    def _answers(self, place: int) -> list[EngineEvent]:
+        number = self.numbers[place]
+        if self.on_begin is not None:
+            return self.on_begin(self, place, number)
+        return [result(place, number)]
+
+    def replace(self, place: int) -> None:
+        self.numbers[place] += 1
+        self.events.put(AgentUp(place, f"spare{place}:1", self.numbers[place]))
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.events.put(None)
+
+
+def result(place: int, number: int = 0) -> AgentResult:
+    return AgentResult(place, pack_results({place: f"value {place}"}, {}, 2), number)
+
+
+def call(engine: SimulatedEngine, config: LaunchConfig | None = None) -> dict[int, object]:
+    return elastic_launch(config or LaunchConfig(), train, on=engine)()
+
+
+def test_results_of_all_agents_are_returned(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = SimulatedEngine(on_begin=lambda _, place, number: [AgentOutput(place, b"\x01line\n"), result(place)])
+
+    assert {0: "value 0", 1: "value 1"} == call(engine)
+    assert "line\nline\n" == capsys.readouterr().out
+    assert engine.is_closed
+    assert [("h0:1", True, 2, 2), ("h0:1", False, 2, 2)] == [
+        (each.endpoint, each.is_host, each.min_nodes, each.max_nodes) for each in engine.settings
+    ]
+    assert 1 == len({each.token for each in engine.settings})
+
+
+def test_range_of_nodes_reaches_the_agents() -> None:
+    engine = SimulatedEngine()
+
+    call(engine, LaunchConfig(min_nodes=1, max_nodes=2))
+
+    assert {(1, 2)} == {(each.min_nodes, each.max_nodes) for each in engine.settings}
+
+
+def test_lost_agent_is_replaced_and_its_late_result_does_not_count() -> None:
+    def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        if place == 0:
+            return []
+        return [AgentLost(1, "gone"), result(1)] if number == 0 else [result(1, number), result(0)]
+
+    engine = SimulatedEngine(on_begin=answer)
+
+    assert {0: "value 0", 1: "value 1"} == call(engine)
+    assert 1 == engine.numbers[1]
+
+
+def test_error_of_an_agent_is_raised_with_its_class() -> None:
+    error = ConfigError("torch is 1 on the client and 2 on h1: install the same version on both")
+    engine = SimulatedEngine(on_begin=lambda _, place, number: [AgentResult(place, pack_error(error, 0))])
+
+    with pytest.raises(ConfigError, match="torch is 1 on the client"):
+        call(engine)
+    assert engine.is_closed
+
+
+def test_host_that_cannot_be_reached_is_one_error() -> None:
+    engine = SimulatedEngine(on_place=lambda place: AgentLost(place, f"host h{place}: refused"))
+
+    with pytest.raises(StartError, match=r"^host h0: refused$"):
+        call(engine)
+    assert engine.is_closed
+
+
+def test_outcome_that_cannot_be_read_is_a_loss() -> None:
+    def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        return [AgentResult(place, b"[]\n", number)] if number == 0 and place == 1 else [result(place, number)]
+
+    engine = SimulatedEngine(on_begin=answer)
+
+    with pytest.raises(StartError, match="results of 1 of 2 ranks are lost: the outcome of agent 1 cannot be read"):
+        call(engine)
+
+
+def test_error_of_the_engine_itself_is_raised() -> None:
+    engine = SimulatedEngine(on_begin=lambda *_: [])
+    engine.events.put(OSError("no more"))
+
+    with pytest.raises(OSError, match="no more"):
+        call(engine)
+    assert engine.is_closed
+
+
+def test_job_that_is_stopped_stops_its_agents() -> None:
+    engine = SimulatedEngine(on_begin=lambda *_: [])
+    job = elastic_launch(LaunchConfig(), train, on=engine).start()
+
+    job.stop()
+
+    with pytest.raises(SignalException, match=r"stopped by Job.stop\(\)"):
+        job.result(60)
+    assert engine.is_closed
