@@ -68,7 +68,12 @@ class Call:
 
 def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Return the call as bytes. Raises `PicklingError`."""
-    head = {"versions": versions(), "folder": os.getcwd(), "search_path": sys.path[0] if sys.path else ""}
+    head = {
+        "versions": versions(),
+        "folder": os.getcwd(),
+        "search_path": sys.path[0] if sys.path else "",
+        "argv": sys.argv,
+    }
     try:
         body = _pickled((config, entrypoint, tuple(args), dict(kwargs)))
     except Exception as error:
@@ -98,6 +103,8 @@ def unpack_call(packed: bytes) -> Call:
     head, body = _head_of(packed)
     _check_versions(head["versions"])
     _enter_folder(str(head["folder"]), str(head["search_path"]))
+    # Workers see the arguments of their launcher's program, and nodes compare them.
+    sys.argv = [str(argument) for argument in head["argv"]]
     try:
         return Call(*cloudpickle.loads(body))
     except ImportError as error:

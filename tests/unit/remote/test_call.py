@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -24,7 +25,10 @@ def train() -> int:
     return 1
 
 
-def test_call_arrives_whole() -> None:
+def test_call_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+
     call = _call.unpack_call(_call.pack_call(LaunchConfig(max_restarts=7), train, (1, "a"), {"b": 2}))
 
     assert (7, (1, "a"), {"b": 2}) == (call.config.max_restarts, call.args, call.kwargs)
