@@ -92,7 +92,7 @@ LAYERS = [
 PURE = [
     "engines/_placement.py",
     "engines/_filling.py",
-    "engines/_frames.py",
+    "engines/_agent_frames.py",
     "engines/_hostfile.py",
     "engines/_protocol.py",
     "engines/_supervisor.py",

@@ -22,18 +22,18 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
-    from elasticlib.engines._filling import (
-        Filling as Filling,
-        ending as ending,
-        filling as filling,
-        with_all_nodes as with_all_nodes,
-    )
-    from elasticlib.engines._frames import (
+    from elasticlib.engines._agent_frames import (
         LARGEST as LARGEST,
         MAGIC as MAGIC,
         FrameReader as FrameReader,
         Kind as Kind,
         frame as frame,
+    )
+    from elasticlib.engines._filling import (
+        Filling as Filling,
+        ending as ending,
+        filling as filling,
+        with_all_nodes as with_all_nodes,
     )
     from elasticlib.engines._lost_script import (
         release_after_loss as release_after_loss,
@@ -66,13 +66,13 @@ if typing.TYPE_CHECKING:
     from elasticlib.engines._supervisor import (
         Action as Action,
         AgentEnded as AgentEnded,
-        Begin as Begin,
-        Finish as Finish,
-        GiveUp as GiveUp,
+        BeginNode as BeginNode,
+        CallRules as CallRules,
         OutcomeKind as OutcomeKind,
         PlaceAll as PlaceAll,
+        RaiseError as RaiseError,
         Replace as Replace,
-        Rules as Rules,
+        ReturnResults as ReturnResults,
         StopAll as StopAll,
         Supervisor as Supervisor,
     )
@@ -82,7 +82,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
-        "elasticlib.engines._frames": "FrameReader Kind LARGEST MAGIC frame",
+        "elasticlib.engines._agent_frames": "FrameReader Kind LARGEST MAGIC frame",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (
             "AgentCommand AgentLost AgentOutput AgentResult AgentUp Engine EngineEvent Placement"
@@ -90,7 +90,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
         "elasticlib.engines._ssh": "Ssh",
         "elasticlib.engines._supervisor": (
-            "Action AgentEnded Begin Finish GiveUp OutcomeKind PlaceAll Replace Rules StopAll Supervisor"
+            "Action AgentEnded BeginNode CallRules OutcomeKind PlaceAll RaiseError Replace ReturnResults StopAll "
+            "Supervisor"
         ),
     },
 )

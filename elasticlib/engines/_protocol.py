@@ -2,7 +2,7 @@
 The protocol of engines, which place one agent of a job on each of their machines. Pure.
 
 An agent is the program `AgentCommand.argv`. It reads frames on its standard input and writes frames on its standard
-output (`_frames`). An engine starts it, carries the bytes, and reports what happens to it as events.
+output (`_agent_frames`). An engine starts it, carries the bytes, and reports what happens to it as events.
 
 Rules for an engine:
 

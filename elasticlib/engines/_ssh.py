@@ -25,7 +25,7 @@ from attrs import define, field
 
 from elasticlib._clock import monotonic
 from elasticlib._untrusted import lines, parse
-from elasticlib.engines._frames import FrameReader, Kind, frame
+from elasticlib.engines._agent_frames import FrameReader, Kind, frame
 from elasticlib.engines._hostfile import SshHost, check_hosts, parse_host, parse_hostfile
 from elasticlib.engines._protocol import AgentCommand, AgentLost, AgentOutput, AgentResult, AgentUp, EngineEvent
 from elasticlib.errors import ConfigError, StartError

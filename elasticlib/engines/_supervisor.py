@@ -36,7 +36,7 @@ from elasticlib.engines._protocol import AgentLost, AgentUp
 
 
 @frozen
-class Rules:
+class CallRules:
     """Numbers of one call."""
 
     agents: int
@@ -93,7 +93,7 @@ class AgentEnded:
 
 
 @frozen
-class Begin:
+class BeginNode:
     """Let the agent at *place* start its node."""
 
     place: int
@@ -121,7 +121,7 @@ class PlaceAll:
 
 
 @frozen
-class GiveUp:
+class RaiseError:
     """Stop all agents, and raise the error of *place*; None: an error that says *why*."""
 
     why: str
@@ -129,15 +129,15 @@ class GiveUp:
 
 
 @frozen
-class Finish:
+class ReturnResults:
     """Return the results of all ranks."""
 
 
 SupervisorEvent: TypeAlias = AgentUp | AgentLost | AgentEnded
-Action: TypeAlias = Begin | Replace | StopAll | PlaceAll | GiveUp | Finish
+Action: TypeAlias = BeginNode | Replace | StopAll | PlaceAll | RaiseError | ReturnResults
 
 
-class Phase(enum.Enum):
+class CallPhase(enum.Enum):
     """Phases of a call."""
 
     RUNNING = "running"
@@ -164,7 +164,7 @@ _COUNTS_AS_NODE = frozenset({PlaceState.READY, PlaceState.AT_WORK, PlaceState.EN
 
 
 @define
-class _Place:
+class _PlacedAgent:
     """One place, and its present agent."""
 
     state: PlaceState = PlaceState.STARTING
@@ -185,10 +185,10 @@ class _Place:
 class Supervisor:
     """The decisions of one call; *now* is in monotonic seconds."""
 
-    rules: Rules
+    rules: CallRules
     now: float
-    phase: Phase = Phase.RUNNING
-    places: list[_Place] = field(init=False)
+    phase: CallPhase = CallPhase.RUNNING
+    places: list[_PlacedAgent] = field(init=False)
     coordinator: int | None = None
     """Place whose agent hosts the rendezvous; None if that is open, or another program."""
     endpoint: str = ""
@@ -202,7 +202,7 @@ class Supervisor:
     """End of the phases PAUSED, SUCCEEDING and FAILING."""
 
     def __attrs_post_init__(self) -> None:
-        self.places = [_Place() for _ in range(self.rules.agents)]
+        self.places = [_PlacedAgent() for _ in range(self.rules.agents)]
         self.endpoint = self.rules.endpoint
         # The nodes' order is that of the places, and so rank 0 is on the first of them.
         self.coordinator = None if self.endpoint else 0
@@ -214,7 +214,7 @@ class Supervisor:
         """Return the actions for *event*."""
         self.now = now
         place = self.places[event.place]
-        if self.phase in (Phase.OVER, Phase.PAUSED) or not place.is_from(event):
+        if self.phase in (CallPhase.OVER, CallPhase.PAUSED) or not place.is_from(event):
             return []
 
         match event:
@@ -232,28 +232,28 @@ class Supervisor:
         """Return the actions that are due by *now*."""
         self.now = now
         match self.phase:
-            case Phase.RUNNING:
+            case CallPhase.RUNNING:
                 return self._due_while_running()
-            case Phase.PAUSED if now >= self._limit:
+            case CallPhase.PAUSED if now >= self._limit:
                 return self._start_again()
-            case Phase.SUCCEEDING if now >= self._limit:
+            case CallPhase.SUCCEEDING if now >= self._limit:
                 return self._miss_results(f"no more results within {self.rules.result_timeout:g} s")
-            case Phase.FAILING if now >= self._limit:
+            case CallPhase.FAILING if now >= self._limit:
                 return self._raise_cause()
             case _:
                 return []
 
     def wake_at(self) -> float:
         """Return the time of the next call of `advance`; infinite if only an event can change anything."""
-        if self.phase is Phase.OVER:
+        if self.phase is CallPhase.OVER:
             return math.inf
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not CallPhase.RUNNING:
             return self._limit
         return min(self._short_limit(), *(place.due for place in self.places))
 
     # Agents that start.
 
-    def _on_ready(self, event: AgentUp, place: _Place) -> list[Action]:
+    def _on_ready(self, event: AgentUp, place: _PlacedAgent) -> list[Action]:
         place.state, place.has_been_ready, place.ready_since = PlaceState.READY, True, self.now
         if not self.endpoint and self.coordinator is None:
             self.coordinator = event.place
@@ -264,15 +264,15 @@ class Supervisor:
 
         return [self._begin(number) for number in self._in(PlaceState.READY)]
 
-    def _begin(self, number: int) -> Begin:
+    def _begin(self, number: int) -> BeginNode:
         self.places[number].state = PlaceState.AT_WORK
-        return Begin(number, self.endpoint, is_host=number == self.coordinator)
+        return BeginNode(number, self.endpoint, is_host=number == self.coordinator)
 
     # Agents that are lost.
 
     def _on_lost(self, number: int, why: str) -> list[Action]:
         place = self.places[number]
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not CallPhase.RUNNING:
             place.state = PlaceState.GONE
             return self._after_outcome(why)
 
@@ -282,7 +282,7 @@ class Supervisor:
             return self._pause(why)
         return self._wait_for_replacement(place, why)
 
-    def _wait_for_replacement(self, place: _Place, why: str) -> list[Action]:
+    def _wait_for_replacement(self, place: _PlacedAgent, why: str) -> list[Action]:
         was_healthy = place.state is not PlaceState.STARTING and self._has_been_ready_long(place)
         place.losses = 1 if was_healthy else place.losses + 1
         if place.losses <= self.rules.replacements:
@@ -292,7 +292,7 @@ class Supervisor:
         place.state = PlaceState.GONE
         return self._give_up_if_too_few(why)
 
-    def _has_been_ready_long(self, place: _Place) -> bool:
+    def _has_been_ready_long(self, place: _PlacedAgent) -> bool:
         return self.now - place.ready_since >= self.rules.healthy_after
 
     def _pause_after(self, losses: int) -> float:
@@ -312,25 +312,25 @@ class Supervisor:
         self.restarts += 1
         if self.restarts > self.rules.restarts:
             return self._give_up(f"{why}; all agents were started again {self.rules.restarts} times before")
-        self.phase, self._limit = Phase.PAUSED, self.now + self._pause_after(self.restarts)
+        self.phase, self._limit = CallPhase.PAUSED, self.now + self._pause_after(self.restarts)
         return [StopAll(why)]
 
     def _start_again(self) -> list[Action]:
-        self.phase, self._limit = Phase.RUNNING, math.inf
+        self.phase, self._limit = CallPhase.RUNNING, math.inf
         # The first agent that is ready hosts the next rendezvous: the machine of the former host may be gone.
         self.coordinator, self.endpoint = None, ""
-        self.places = [_Place(losses=place.losses) for place in self.places]
+        self.places = [_PlacedAgent(losses=place.losses) for place in self.places]
         self._short_since = self.now
         return [PlaceAll()]
 
     # Outcomes.
 
-    def _on_outcome(self, event: AgentEnded, place: _Place) -> list[Action]:
+    def _on_outcome(self, event: AgentEnded, place: _PlacedAgent) -> list[Action]:
         if event.kind is OutcomeKind.CUT_OFF:
             return self._on_lost(event.place, event.why)
 
         place.state = PlaceState.ENDED
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not CallPhase.RUNNING:
             self._note(event)
             return self._after_outcome(event.why)
 
@@ -356,24 +356,24 @@ class Supervisor:
         # An agent that had not begun takes no part in the job that succeeded.
         for number in self._in(PlaceState.STARTING, PlaceState.READY, PlaceState.WAITING):
             self.places[number].state = PlaceState.GONE
-        self.phase, self._limit = Phase.SUCCEEDING, self.now + self.rules.result_timeout
+        self.phase, self._limit = CallPhase.SUCCEEDING, self.now + self.rules.result_timeout
         self._note(event)
         return self._after_outcome("")
 
     def _fail(self, event: AgentEnded) -> list[Action]:
-        self.phase, self._limit = Phase.FAILING, self.now + self.rules.failure_timeout
+        self.phase, self._limit = CallPhase.FAILING, self.now + self.rules.failure_timeout
         self._note(event)
         return self._after_outcome("")
 
     def _after_outcome(self, why: str) -> list[Action]:
         """Return what follows after an outcome, or a loss, in SUCCEEDING or FAILING."""
         is_last = not self._in(PlaceState.AT_WORK)
-        if self.phase is Phase.FAILING:
+        if self.phase is CallPhase.FAILING:
             return self._raise_cause() if is_last else []
 
         if len(self.ranks) >= self.world:
-            self.phase = Phase.OVER
-            return [Finish()]
+            self.phase = CallPhase.OVER
+            return [ReturnResults()]
         return self._miss_results(why) if is_last else []
 
     def _miss_results(self, why: str) -> list[Action]:
@@ -386,8 +386,8 @@ class Supervisor:
         return self._give_up(self._cause.why, self._cause.place)
 
     def _give_up(self, why: str, place: int | None = None) -> list[Action]:
-        self.phase = Phase.OVER
-        return [GiveUp(why, place)]
+        self.phase = CallPhase.OVER
+        return [RaiseError(why, place)]
 
     # Time.
 

@@ -62,7 +62,7 @@ class RunningLaunch:
 
 
 @define
-class _Client:
+class _Asker:
     """A program that is connected to the control socket."""
 
     connection: socket.socket
@@ -85,7 +85,7 @@ class _Control:
     _inbox: Inbox
     # It has no descriptor of its own, of which there may be none left.
     _selector: selectors.PollSelector = field(init=False, factory=selectors.PollSelector)
-    """The listener, and the clients with their `_Client`."""
+    """The listener, and the clients with their `_Asker`."""
     _is_over: threading.Event = field(init=False, factory=threading.Event)
     _thread: threading.Thread | None = field(init=False, default=None)
 
@@ -110,7 +110,7 @@ class _Control:
                 if client.until <= now:
                     self._disconnect(client)
 
-    def _clients(self) -> list[_Client]:
+    def _clients(self) -> list[_Asker]:
         return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
     def _seconds_left(self) -> float | None:
@@ -131,9 +131,9 @@ class _Control:
             connection.close()
             return
         connection.setblocking(False)
-        self._selector.register(connection, selectors.EVENT_READ, _Client(connection, monotonic() + _LIMIT))
+        self._selector.register(connection, selectors.EVENT_READ, _Asker(connection, monotonic() + _LIMIT))
 
-    def _read(self, client: _Client) -> None:
+    def _read(self, client: _Asker) -> None:
         try:
             is_kept = self._advance(client)
         except (OSError, ValueError) as error:
@@ -143,7 +143,7 @@ class _Control:
         if not is_kept:
             self._disconnect(client)
 
-    def _advance(self, client: _Client) -> bool:
+    def _advance(self, client: _Asker) -> bool:
         """Read from *client*, and answer its request once that is whole; return False if it has no further one."""
         part = client.connection.recv(_LONGEST)
         if client.waits:
@@ -154,7 +154,7 @@ class _Control:
         _check(part, client.data)
         return self._answer(client) if client.data.endswith(b"\n") else True
 
-    def _answer(self, client: _Client) -> bool:
+    def _answer(self, client: _Asker) -> bool:
         """Answer a request; return True if *client* waits for the end of the launch now."""
         request = _message_of(client.data)
         match request.get("do"):
@@ -176,7 +176,7 @@ class _Control:
         why = f"job {self._launch.run_id!r} was stopped by elasticrun stop"
         self._inbox.put(StopRequest(why, grace, ends_job=not only_node))
 
-    def _disconnect(self, client: _Client) -> None:
+    def _disconnect(self, client: _Asker) -> None:
         self._selector.unregister(client.connection)
         _shut(client.connection)
 

@@ -29,16 +29,16 @@ from elasticlib.engines import (
     AgentOutput,
     AgentResult,
     AgentUp,
-    Begin,
+    BeginNode,
+    CallRules,
     Engine,
     EngineEvent,
-    Finish,
-    GiveUp,
     Kind,
     PlaceAll,
     Placement,
+    RaiseError,
     Replace,
-    Rules,
+    ReturnResults,
     StopAll,
     Supervisor,
     frame,
@@ -84,7 +84,7 @@ class RemoteLaunch:
         self._engine, self._raise_as = engine, config.raise_as
         self._config = evolve(config, shutdown_timeout=grace)
         min_nodes = _min_nodes(config, engine)
-        self._rules = Rules(engine.nodes, min_nodes, engine.endpoint)
+        self._rules = CallRules(engine.nodes, min_nodes, engine.endpoint)
         packed = pack_call(self._config, entrypoint, args, kwargs)
         self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
 
@@ -169,7 +169,7 @@ class _Run:
     """One run of a call: the placements, and what their agents have sent."""
 
     def __init__(
-        self, engine: Engine, command: AgentCommand, rules: Rules, config: LaunchConfig, title: str, inbox: Inbox
+        self, engine: Engine, command: AgentCommand, rules: CallRules, config: LaunchConfig, title: str, inbox: Inbox
     ) -> None:
         self._engine, self._command, self._rules, self._config = engine, command, rules, config
         self._title, self._inbox = title, inbox
@@ -236,7 +236,7 @@ class _Run:
             decision = self._turn(grace)
         return self._conclude(decision, grace)
 
-    def _turn(self, grace: float) -> GiveUp | Finish | None:
+    def _turn(self, grace: float) -> RaiseError | ReturnResults | None:
         """Handle what arrives by the supervisor's next deadline, and what is due then."""
         for item in self._next(self._supervisor.wake_at()):
             self._check_stop(item, grace)
@@ -296,11 +296,11 @@ class _Run:
             event.place, outcome.kind, event.agent, outcome.ranks, outcome.world, outcome.has_cause, outcome.why
         )
 
-    def _decision(self, actions: Sequence[Action], grace: float) -> GiveUp | Finish | None:
+    def _decision(self, actions: Sequence[Action], grace: float) -> RaiseError | ReturnResults | None:
         """Carry out *actions*; return the one that ends the call."""
         for action in actions:
             match action:
-                case Begin():
+                case BeginNode():
                     self._begin(action)
                 case Replace(place):
                     assert self._placement is not None
@@ -312,11 +312,11 @@ class _Run:
                     self._results.clear()
                 case PlaceAll():
                     self._place_all()
-                case GiveUp() | Finish():
+                case RaiseError() | ReturnResults():
                     return action
         return None
 
-    def _begin(self, action: Begin) -> None:
+    def _begin(self, action: BeginNode) -> None:
         assert self._placement is not None
         self._has_begun = True
         settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
@@ -324,13 +324,13 @@ class _Run:
 
     # The end.
 
-    def _conclude(self, decision: GiveUp | Finish, grace: float) -> Results:
+    def _conclude(self, decision: RaiseError | ReturnResults, grace: float) -> Results:
         """Stop all agents, and return or raise the outcome of the call."""
         if self._has_begun:
             self._stop_all(grace)
         # Before, no agent has anything to stop, and one that still connects would only delay the error.
         self.close()
-        if isinstance(decision, Finish):
+        if isinstance(decision, ReturnResults):
             return self._merged()
         if decision.place is None:
             raise StartError(decision.why)

@@ -12,14 +12,14 @@ from elasticlib.engines._protocol import AgentLost, AgentUp
 from elasticlib.engines._supervisor import (
     Action,
     AgentEnded,
-    Begin,
-    Finish,
-    GiveUp,
+    BeginNode,
+    CallPhase,
+    CallRules,
     OutcomeKind,
-    Phase,
     PlaceAll,
+    RaiseError,
     Replace,
-    Rules,
+    ReturnResults,
     StopAll,
     Supervisor,
     SupervisorEvent,
@@ -42,7 +42,7 @@ def lost(place: int, agent: int = 0) -> AgentLost:
     return AgentLost(place, f"h{place} is lost", agent)
 
 
-def run(rules: Rules, steps: Sequence[Step]) -> tuple[Supervisor, list[Action]]:
+def run(rules: CallRules, steps: Sequence[Step]) -> tuple[Supervisor, list[Action]]:
     """Return the supervisor after *steps*, and the actions that follow from the last one."""
     supervisor, now, actions = Supervisor(rules, 0.0), 0.0, list[Action]()
     for step in steps:
@@ -51,21 +51,21 @@ def run(rules: Rules, steps: Sequence[Step]) -> tuple[Supervisor, list[Action]]:
     return supervisor, actions
 
 
-THREE, TWO_OF_THREE = Rules(3, 3), Rules(3, 2)
-SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
+THREE, TWO_OF_THREE = CallRules(3, 3), CallRules(3, 2)
+SITUATIONS: dict[str, tuple[CallRules, list[Step], list[Action]]] = {
     "agents wait for the coordinator's address": (THREE, [UP[1]], []),
     "the coordinator's address begins all": (
         THREE,
         [UP[1], UP[0]],
-        [Begin(0, "a:1", is_host=True), Begin(1, "a:1", is_host=False)],
+        [BeginNode(0, "a:1", is_host=True), BeginNode(1, "a:1", is_host=False)],
     ),
-    "a late agent begins at once": (THREE, [UP[0], UP[2]], [Begin(2, "a:1", is_host=False)]),
+    "a late agent begins at once": (THREE, [UP[0], UP[2]], [BeginNode(2, "a:1", is_host=False)]),
     "an engine's endpoint needs no coordinator": (
-        Rules(3, 3, endpoint="head:9"),
+        CallRules(3, 3, endpoint="head:9"),
         [UP[1]],
-        [Begin(1, "head:9", is_host=False)],
+        [BeginNode(1, "head:9", is_host=False)],
     ),
-    "a machine that cannot be reached at first": (THREE, [UP[0], lost(2)], [GiveUp("h2 is lost")]),
+    "a machine that cannot be reached at first": (THREE, [UP[0], lost(2)], [RaiseError("h2 is lost")]),
     "a lost agent is replaced after a pause": (THREE, [*UP, lost(1), 1.0], [Replace(1)]),
     "a lost agent is not replaced at once": (THREE, [*UP, lost(1), 0.5], []),
     "an agent that was cut off is replaced": (
@@ -76,23 +76,23 @@ SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
     "a replacement begins": (
         THREE,
         [*UP, lost(1), 1.0, AgentUp(1, "d:1", 1)],
-        [Begin(1, "a:1", is_host=False)],
+        [BeginNode(1, "a:1", is_host=False)],
     ),
     "a replacement that is not placed is retried": (THREE, [*UP, lost(1), 1.0, lost(1, 1), 2.0], [Replace(1)]),
     "the second pause is longer": (THREE, [*UP, lost(1), 1.0, lost(1, 1), 1.5], []),
     "too many losses of one place": (
-        Rules(3, 3, replacements=1),
+        CallRules(3, 3, replacements=1),
         [*UP, lost(1), 1.0, lost(1, 1)],
-        [GiveUp("h1 is lost")],
+        [RaiseError("h1 is lost")],
     ),
-    "the others are enough": (Rules(3, 2, replacements=0), [*UP, lost(1)], []),
+    "the others are enough": (CallRules(3, 2, replacements=0), [*UP, lost(1)], []),
     "the others are not enough any more": (
-        Rules(3, 2, replacements=0),
+        CallRules(3, 2, replacements=0),
         [*UP, lost(1), lost(2)],
-        [GiveUp("h2 is lost")],
+        [RaiseError("h2 is lost")],
     ),
     "a loss long after the last one starts a new count": (
-        Rules(3, 3, replacements=1),
+        CallRules(3, 3, replacements=1),
         [*UP, lost(1), 1.0, AgentUp(1, "b:1", 1), 600.0, lost(1, 1), 1.0],
         [Replace(1)],
     ),
@@ -103,39 +103,39 @@ SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
     "the first that is ready hosts the next job": (
         THREE,
         [*UP, lost(0), 1.0, UP[2]],
-        [Begin(2, "c:1", is_host=True)],
+        [BeginNode(2, "c:1", is_host=True)],
     ),
     "a dead machine is retried after a new start": (THREE, [*UP, lost(0), 1.0, UP[2], lost(0), 1.0], [Replace(0)]),
     "too many new starts": (
-        Rules(3, 3, restarts=0),
+        CallRules(3, 3, restarts=0),
         [*UP, lost(0)],
-        [GiveUp("h0 is lost; all agents were started again 0 times before")],
+        [RaiseError("h0 is lost; all agents were started again 0 times before")],
     ),
-    "all succeed": (THREE, [*UP, succeeded(0, 0), lost(0), succeeded(1, 1), succeeded(2, 2)], [Finish()]),
+    "all succeed": (THREE, [*UP, succeeded(0, 0), lost(0), succeeded(1, 1), succeeded(2, 2)], [ReturnResults()]),
     "no agent is waited for without need": (
         THREE,
         [*UP, succeeded(0, 0, 1), succeeded(1, 2)],
-        [Finish()],
+        [ReturnResults()],
     ),
     "a result is lost after success": (
         THREE,
         [*UP, succeeded(0, 0), lost(1), succeeded(2, 2)],
-        [GiveUp("the job succeeded, but the results of 1 of 3 ranks are lost")],
+        [RaiseError("the job succeeded, but the results of 1 of 3 ranks are lost")],
     ),
     "the last result is lost": (
         THREE,
         [*UP, succeeded(0, 0), succeeded(2, 2), lost(1)],
-        [GiveUp("the job succeeded, but the results of 1 of 3 ranks are lost: h1 is lost")],
+        [RaiseError("the job succeeded, but the results of 1 of 3 ranks are lost: h1 is lost")],
     ),
     "a loss that is seen after success hurts nobody": (
         TWO_OF_THREE,
         [*UP, succeeded(0, 0, world=2), lost(1), succeeded(2, 1, world=2)],
-        [Finish()],
+        [ReturnResults()],
     ),
     "a result is not sent": (
         THREE,
         [*UP, succeeded(0, 0), 120.0],
-        [GiveUp("the job succeeded, but the results of 2 of 3 ranks are lost: no more results within 120 s")],
+        [RaiseError("the job succeeded, but the results of 2 of 3 ranks are lost: no more results within 120 s")],
     ),
     "a result of a replaced agent counts for nothing": (THREE, [*UP, lost(1), 1.0, succeeded(1, 1)], []),
     "an address of a replaced agent counts for nothing": (THREE, [*UP, lost(1), 1.0, UP[1]], []),
@@ -143,7 +143,7 @@ SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
     "only spares end": (
         TWO_OF_THREE,
         [*UP, *(ended(place, OutcomeKind.UNNEEDED) for place in range(3))],
-        [GiveUp("all agents ended, and none of them has results")],
+        [RaiseError("all agents ended, and none of them has results")],
     ),
     "a failure waits for the other nodes": (THREE, [*UP, ended(0, OutcomeKind.FAILED, "x", has_cause=True)], []),
     "the node with the exception is raised": (
@@ -154,20 +154,24 @@ SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
             ended(1, OutcomeKind.FAILED, "x", has_cause=True),
             ended(2, OutcomeKind.FAILED, "x"),
         ],
-        [GiveUp("x", 1)],
+        [RaiseError("x", 1)],
     ),
-    "a failure does not wait for long": (THREE, [*UP, ended(0, OutcomeKind.FAILED, "x"), 5.0], [GiveUp("x", 0)]),
+    "a failure does not wait for long": (THREE, [*UP, ended(0, OutcomeKind.FAILED, "x"), 5.0], [RaiseError("x", 0)]),
     "a failure and lost nodes": (
         THREE,
         [*UP, ended(0, OutcomeKind.FAILED, "x"), lost(1), lost(2)],
-        [GiveUp("x", 0)],
+        [RaiseError("x", 0)],
     ),
-    "another error is raised at once": (THREE, [*UP, ended(1, OutcomeKind.ERROR, "no torch")], [GiveUp("no torch", 1)]),
+    "another error is raised at once": (
+        THREE,
+        [*UP, ended(1, OutcomeKind.ERROR, "no torch")],
+        [RaiseError("no torch", 1)],
+    ),
     "agents that are never ready": (
         TWO_OF_THREE,
         [UP[0], 600.0],
         [
-            GiveUp(
+            RaiseError(
                 "1 of 3 agents are ready, and 2 are needed: no more of them were ready within 600 s",
             )
         ],
@@ -175,7 +179,7 @@ SITUATIONS: dict[str, tuple[Rules, list[Step], list[Action]]] = {
     "a replacement that is never placed": (
         THREE,
         [*UP, lost(1), 1.0, 600.0],
-        [GiveUp("2 of 3 agents are ready, and 3 are needed: no more of them were ready within 600 s")],
+        [RaiseError("2 of 3 agents are ready, and 3 are needed: no more of them were ready within 600 s")],
     ),
     "training goes on without a replacement": (TWO_OF_THREE, [*UP, lost(1), 1.0, 6000.0], []),
     "nothing follows an end": (THREE, [*UP, ended(1, OutcomeKind.ERROR, "no"), succeeded(0, 0), lost(2), 600.0], []),
@@ -205,7 +209,7 @@ class RandomEngine:
     def carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Begin(place):
+                case BeginNode(place):
                     self.begun.add((place, self.supervisor.places[place].agent))
                 case Replace(place):
                     self.requested.append((place, self.supervisor.places[place].agent))
@@ -214,7 +218,7 @@ class RandomEngine:
                     self.begun.clear()
                 case PlaceAll():
                     self.start()
-                case GiveUp() | Finish():
+                case RaiseError() | ReturnResults():
                     self.decisions.append(action)
 
     def start(self) -> None:
@@ -247,7 +251,7 @@ def events(draw: st.DrawFn, engine: RandomEngine) -> SupervisorEvent | None:
 @given(st.data())
 def test_random_engine_gets_one_decision_and_never_hangs(data: st.DataObject) -> None:
     least = data.draw(st.integers(1, 3))
-    engine = RandomEngine(Supervisor(Rules(3, least, replacements=2, restarts=2), 0.0))
+    engine = RandomEngine(Supervisor(CallRules(3, least, replacements=2, restarts=2), 0.0))
     engine.start()
     for _ in range(data.draw(st.integers(0, 60))):
         event = data.draw(events(engine))
@@ -258,15 +262,15 @@ def test_random_engine_gets_one_decision_and_never_hangs(data: st.DataObject) ->
 
     # From now on no agent is placed, and the nodes at work end by their own time limits.
     for _ in range(200):
-        if engine.supervisor.phase is Phase.OVER:
+        if engine.supervisor.phase is CallPhase.OVER:
             break
         for place, agent in sorted(engine.begun):
             engine.report(ended(place, OutcomeKind.ERROR, "timeout", agent=agent))
         engine.wait()
 
-    assert engine.supervisor.phase is Phase.OVER
+    assert engine.supervisor.phase is CallPhase.OVER
     assert 1 == len(engine.decisions)
-    if engine.decisions == [Finish()]:
+    if engine.decisions == [ReturnResults()]:
         assert {0, 1, 2} == engine.supervisor.ranks
 
 

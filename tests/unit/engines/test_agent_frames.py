@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib.engines._frames import LARGEST, MAGIC, FrameReader, Kind, frame
+from elasticlib.engines._agent_frames import LARGEST, MAGIC, FrameReader, Kind, frame
 
 FRAMES = st.lists(st.tuples(st.sampled_from(Kind), st.binary(max_size=50)))
 GREETINGS = st.binary(max_size=50).filter(lambda text: MAGIC not in text)
