@@ -136,6 +136,7 @@ OTHERS_TEXT = {
 }
 """Files that search the text of others, which has no type: whose it is."""
 NAMES = {
+    "engines/_agent_frames.py": "the mark before an agent's first frame",
     "testing/ranks/_isolation.py": "a kind of process state",
     "workers/child/_function.py": "a kind of file in memory",
     "workers/child/_pooled.py": "a kind of file in memory",

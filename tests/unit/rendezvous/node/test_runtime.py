@@ -83,7 +83,7 @@ def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
     made, _ = runtime()
     made._role._host = Over()  # type: ignore[assignment]
 
-    assert made._left("signal 15")
+    assert made._left(Leave("n1/1-a", "signal 15"))
     assert ["n1/1-a"] == said
 
 
@@ -129,7 +129,7 @@ def test_host_name_has_time_to_be_found_with_join_timeout_0(join_timeout: float,
 def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
     """The store's host would end the job with the second word, if the first one was not read yet."""
     made, member = runtime()
-    made._left("ConfigError: 5 is no number")
+    made._left(Leave("n1/1-a", "ConfigError: 5 is no number"))
 
     made.close(0.0)
 
