@@ -77,7 +77,7 @@ def make(machine: Machine, said: list[records.Record]) -> Iterator[Make]:
 
 def answers(memory: GpuMemory) -> bool:
     """Whether something came from the program that reads."""
-    return bool(wait_readable([memory], ANSWERS))
+    return memory.fileno() < 0 or bool(wait_readable([memory], ANSWERS))  # it may have ended already
 
 
 def after_workers(memory: GpuMemory) -> GpuMemory:
