@@ -165,8 +165,8 @@ class GpuMemory:
         assert self._link is not None
         self._request += 1
         request = {"number": self._request, "before": self._before, "limit": self._limit}
-        if not self._link.send(request):
-            self._give_up(_ENDED)
+        # A process that has exited may have given a reason: `_receive` finds both.
+        self._link.send(request)
 
     def _receive(self) -> Message | None:
         """Return the answer to the last request if it has arrived; drop those to earlier ones."""

@@ -16,7 +16,7 @@ import pytest
 from elasticlib import records
 from elasticlib.agent import _gpu_memory
 from elasticlib.agent._gpu_memory import LATE, LIMIT, TIMEOUT, TOLERANCE, GpuMemory
-from elasticlib.processes._wire import wait_readable
+from elasticlib.processes import Process, spawn, wait_readable
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def make(machine: Machine, said: list[records.Record]) -> Iterator[Make]:
 
 def answers(memory: GpuMemory) -> bool:
     """Whether something came from the program that reads."""
-    return memory.fileno() < 0 or bool(wait_readable([memory], ANSWERS))  # it may have ended already
+    return bool(wait_readable([memory], ANSWERS))
 
 
 def after_workers(memory: GpuMemory) -> GpuMemory:
@@ -205,6 +205,23 @@ def test_a_driver_that_refuses_is_told_once(make: Make, said: list[records.Recor
     memory = make(NVML_BREAKS="Driver/library version mismatch")
     assert answers(memory)
     memory.begin()
+    memory.begin()
+
+    assert memory.look() is None
+    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == said
+
+
+def test_a_program_that_ends_before_its_first_request_keeps_its_reason(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(command: list[str], environment: dict[str, str], descriptor: int) -> Process:
+        process = spawn(command, environment, descriptor)
+        assert process.ends(ANSWERS)
+        return process
+
+    monkeypatch.setattr(_gpu_memory, "spawn", ended)
+    memory = make(NVML_BREAKS="Driver/library version mismatch")
+    assert answers(memory)
     memory.begin()
 
     assert memory.look() is None
