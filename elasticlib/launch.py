@@ -60,6 +60,7 @@ from elasticlib.workers import (
     prepare_workers,
     serving_caller,
     shown_by_caller,
+    with_descriptors,
     workers_per_node,
 )
 
@@ -286,7 +287,7 @@ class CheckedLaunch:
         for name, descriptor in descriptors.items():
             copies[name] = os.dup(descriptor)
             self._until_end.callback(os.close, copies[name])
-        self._prepared = evolve(self._prepared, job=evolve(self._prepared.job, descriptors=copies))
+        self._prepared = evolve(self._prepared, job=with_descriptors(self._prepared.job, copies))
 
     def abandon(self) -> None:
         """Release the resources of a launch that will not run."""

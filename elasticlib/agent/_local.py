@@ -44,6 +44,7 @@ from elasticlib.workers import (
     fork_servers,
     ignoring,
     prepare_workers,
+    with_descriptors,
     worker_variables,
 )
 from elasticlib.workers.child import StopBoard
@@ -132,6 +133,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         # A scheduler sends a notice to all processes of a node, also to workers that have not asked yet for a stop.
         notices = self._end_notice.signals - {signal.SIGTERM}
         self._job = ignoring(made.job, notices) if notices else made.job
+        if isinstance(spec.rdzv_handler, Rendezvous):
+            self._job = with_descriptors(self._job, spec.rdzv_handler.descriptors)
         self._logs = LogRounds(logs_specs)
         duplicates = Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)

@@ -47,6 +47,8 @@ class NodeJob(JobOptions):
     """Number of sidecars that this node has lost so far."""
     after: str = ""
     """The reason for which the last of them ended."""
+    presence_port: int = 0
+    """Port of the socket that all processes of this node hold; 0: there is none."""
     hosts: Sequence[str] = Factory(list)
     """Names of the machines on which an engine has started the job's nodes, by `node_rank`; empty if unknown."""
     ends_together: bool = False

@@ -6,6 +6,8 @@ Rules of this file: wiring only. `Rendezvous.close` closes all that is opened he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 from typing_extensions import Self
 
@@ -35,6 +37,11 @@ class Rendezvous:
     def alone(self) -> bool:
         """True if no other node can join."""
         return self._host is not None
+
+    @property
+    def descriptors(self) -> Mapping[str, int]:
+        """Descriptors that each worker must hold, by name: with the last of them, the end of this node shows."""
+        return self.member.descriptors if isinstance(self.member, SidecarClient) else {}
 
     def close(self) -> None:
         """End all threads and processes and free all descriptors; may be called twice."""

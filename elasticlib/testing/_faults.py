@@ -20,6 +20,7 @@ from elasticlib.errors import ConfigError
 
 VERSION = 1
 PARTS = ("machine", "agent", "rendezvous", "spawner")
+KILLED = (*PARTS, "node")
 """Parts of a node that a fault can affect: the whole machine, or one of its processes."""
 PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader", "all")
 """Keys of the job's store that a fault can tamper with; *all* means that it deletes every key."""
@@ -55,6 +56,7 @@ _length = _must_be(is_index, "a number of characters, 0 or more")
 _seed = _must_be(_is_whole, "a whole number")
 _yes_or_no = _must_be(lambda value: isinstance(value, bool), "True or False")
 _part = _must_be(lambda value: value in PARTS, f"one of {_listed(PARTS)}")
+_killed = _must_be(lambda value: value in KILLED, f"one of {_listed(KILLED)}")
 _places = _must_be(lambda value: all(each in PLACES for each in value), f"some of {_listed(PLACES)}")
 _acts = _must_be(lambda value: all(map(is_index, value)), "numbers of acts, 0 for the first")
 
@@ -90,9 +92,12 @@ class _LastingNodeFault(_NodeFault):
 
 @frozen(repr=False)
 class Kill(_NodeFault):
-    """SIGKILL to one process of the node, or to the whole machine, which then stops answering."""
+    """
+    SIGKILL to one process of the node, or to all of them (``node``), or the loss of the whole
+    machine, which then stops answering.
+    """
 
-    what: str = field(default="machine", validator=_part)
+    what: str = field(default="machine", validator=_killed)
 
 
 @frozen(repr=False)

@@ -57,6 +57,7 @@ if typing.TYPE_CHECKING:
         prepare_workers as prepare_workers,
         serving_caller as serving_caller,
         shown_by_caller as shown_by_caller,
+        with_descriptors as with_descriptors,
     )
     from elasticlib.workers._processes import Processes as Processes
     from elasticlib.workers._signals import (
@@ -94,7 +95,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers._machine": "gpu_count gpu_names",
         "elasticlib.workers._packing": "pack_call",
         "elasticlib.workers._plan": (
-            "Preparation check_function ignoring prepare_workers serving_caller shown_by_caller"
+            "Preparation check_function ignoring prepare_workers serving_caller shown_by_caller with_descriptors"
         ),
         "elasticlib.workers._processes": "Processes",
         "elasticlib.workers._signals": (

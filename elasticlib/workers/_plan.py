@@ -456,6 +456,11 @@ def ignoring(job: LaunchPlan, signums: Iterable[int]) -> LaunchPlan:
     return evolve(job, common=replace(job.common, ignored=sorted({*job.common.ignored, *signums})))
 
 
+def with_descriptors(job: LaunchPlan, descriptors: Mapping[str, int]) -> LaunchPlan:
+    """Return *job* with workers that also get these *descriptors*, by name."""
+    return evolve(job, descriptors={**job.descriptors, **descriptors})
+
+
 def without_preload(job: LaunchPlan) -> LaunchPlan:
     """Return *job* with a fork server that imports nothing ahead."""
     assert job.fork_server is not None

@@ -34,6 +34,22 @@ def test_survivors_form_anew_when_an_agent_is_killed(hosts: Hosts, backend: str)
         assert ([], []) == (job.faults(), job.left())
 
 
+def test_survivors_need_no_heartbeat_time_where_processes_are_gone(hosts: Hosts, backend: str) -> None:
+    with met(hosts, backend, "2:3", heartbeat_timeout=120) as job:
+        agents = [job.start(host) for host in hosts[:3]]
+        before = job.at_work(3)
+        began = time.monotonic()
+        tree.kill(agents[2].family())
+        after = job.at_work(2, limit=60, after=before[0].round)
+        print(f"{backend}: formed anew after {max(line.at for line in after.values()) - began:.3f} s")
+        job.finish()
+
+        assert {"m1", "m2"} == {line.host for line in after.values()}
+        assert "all its processes have ended" in agents[0].complaints
+        assert [0, 0] == job.codes(*agents[:2])
+        assert ([], []) == (job.faults(), job.left())
+
+
 def test_all_workers_restart_together_when_one_is_killed(hosts: Hosts, backend: str) -> None:
     with met(hosts, backend, "3:3") as job:
         for host in hosts[:3]:

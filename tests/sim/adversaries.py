@@ -121,7 +121,7 @@ def _fault(chance: random.Random) -> Fault:
         Join(node, at),
         Leave(node, at),
         Flap(node, at, seconds, chance.choice((0.1, 1.0, 15.0))),
-        Kill(node, at, chance.choice(_PARTS)),
+        Kill(node, at, chance.choice((*_PARTS, "node"))),
         Kill(node, at),
         Cut(node, at, seconds),
         Pause(node, at, seconds, chance.choice(_PARTS)),

@@ -145,6 +145,13 @@ COURSES: dict[str, tuple[list[str], list[Fault], dict[str, Any], list[list[str]]
         [ALL, ["n0", "n1", "n3"]],
         ["succeeded", "succeeded", "-", "succeeded"],
     ),
+    "all processes of a node are killed": (
+        ANY,
+        [Kill(2, at=5.0, what="node")],
+        {},
+        [ALL, PAIR],
+        ["succeeded", "succeeded", "-"],
+    ),
     "a spawner is killed": (ANY, [Kill(2, at=5.0, what="spawner")], {}, [ALL] * 2, WELL),
     "an agent stops for half a second": (ANY, [Pause(2, at=5.0, seconds=0.5, what="agent")], {}, [ALL], WELL),
     "a spawner stops for half a second": (ANY, [Pause(2, at=5.0, seconds=0.5, what="spawner")], {}, [ALL], WELL),
@@ -284,11 +291,20 @@ def test_store_that_takes_little_gets_less_and_the_outcome_is_told(coordinator: 
 
 
 @BOTH
-def test_a_dead_agent_is_noticed_at_once(coordinator: str) -> None:
-    cluster = run(Kill(2, at=5.0, what="agent"), coordinator=coordinator)
+@pytest.mark.parametrize("what", ["agent", "node"])
+def test_a_node_without_agent_is_lost_at_once(coordinator: str, what: str) -> None:
+    cluster = run(Kill(2, at=5.0, what=what), coordinator=coordinator)
 
     (end,) = [record for record in cluster.history if isinstance(record, Ended)]
     assert end.at < 5.5
+
+
+@BOTH
+def test_a_node_behind_a_cut_link_is_lost_when_its_heartbeats_are(coordinator: str) -> None:
+    cluster = run(Cut(2, at=4.9, seconds=60.0), Kill(2, at=5.0, what="node"), coordinator=coordinator)
+
+    (end,) = [record for record in cluster.history if isinstance(record, Ended)]
+    assert 4.9 + RULES.heartbeat / 2 < end.at < 5.0 + RULES.heartbeat + 1.0
 
 
 def test_when_the_stores_process_dies_the_others_know_within_seconds() -> None:

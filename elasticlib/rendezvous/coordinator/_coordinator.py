@@ -32,7 +32,7 @@ from elasticlib.rendezvous.coordinator import (
     _round_end,
 )
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
-from elasticlib.rendezvous.coordinator._node_liveness import given_up, mailboxes, next_loss, read
+from elasticlib.rendezvous.coordinator._node_liveness import given_up, mailboxes, next_loss, presences, read
 from elasticlib.rendezvous.coordinator._round_end import send_end
 from elasticlib.rendezvous.coordinator._state import (
     Action,
@@ -51,7 +51,18 @@ from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._shortening import line
 
-__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "send_end", "status", "step"]
+__all__ = [
+    "abandon",
+    "asks_again",
+    "given_up",
+    "mailboxes",
+    "next_loss",
+    "presences",
+    "read",
+    "send_end",
+    "status",
+    "step",
+]
 
 
 def step(state: JobState, event: Event, now: float) -> Outcome:

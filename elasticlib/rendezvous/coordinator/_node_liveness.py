@@ -1,5 +1,5 @@
 """
-Nodes that are silent. Pure.
+Nodes that are silent, and the sockets that show their end earlier. Pure.
 
 Rules of this file: counters are compared, never clocks of two hosts. A node whose count grows
 lives; the coordinator measures with its own clock how long it has not grown. A count lower than
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Entry, JobState, Sighting
+from elasticlib.rendezvous.coordinator._state import Entry, JobState, Presence, Sighting
 from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 
 MISSED = 0.45
@@ -50,6 +50,13 @@ def _watched(state: JobState) -> Mapping[str, Entry]:
             found.setdefault(node, entry)
 
     return found
+
+
+def presences(state: JobState) -> tuple[Presence, ...]:
+    """Return the presence sockets of the nodes whose heartbeats count."""
+    entries = _watched(state).values()
+    offers = ((entry.node, entry.descriptor) for entry in entries)
+    return tuple(Presence(node, offer.addresses, offer.presence_port) for node, offer in offers if offer.presence_port)
 
 
 def given_up(state: JobState) -> Mapping[str, str]:

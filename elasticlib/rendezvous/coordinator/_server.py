@@ -37,6 +37,7 @@ from elasticlib.rendezvous.coordinator._state import (
     Heartbeats,
     JobState,
     MessageReceived,
+    Presence,
     Send,
     Tick,
     WakeAt,
@@ -52,6 +53,8 @@ shortened.
 """
 SET_BACK = "the job's saved state was replaced by an older one"
 DESTROYED = "the job's saved state cannot be used"
+ENDED = "all its processes have ended"
+"""Reason for the loss of a node without any process."""
 
 
 @define(eq=False, repr=False)
@@ -92,6 +95,12 @@ class Server:
     _wake_at: float | None = None
     _is_unsaved: bool = False
     _abandon: events.Abandon | None = None
+    _watched: tuple[Presence, ...] = ()
+    """Presence sockets that the shell watches."""
+    _ended: tuple[Presence, ...] = ()
+    """Sockets of nodes that have ended, and whose messages the next `Receive` returns at the latest."""
+    _ended_meanwhile: tuple[Presence, ...] = ()
+    """The same for nodes that ended during a `Receive`, which may have missed their last messages."""
     _leaver: str | None = None
     """The node whose leaving ends the job."""
     _farewell: Farewell = field(factory=Farewell)
@@ -147,6 +156,12 @@ class Server:
             case events.Abandon():
                 self._abandon = event
                 self._interrupt(out)
+            case events.NodeEnded(presence):
+                if self._receives:
+                    self._ended_meanwhile += (presence,)
+                    self._interrupt(out)
+                else:
+                    self._ended += (presence,)
             case events.CloseServer(linger):
                 if self._leave_by is None:
                     self._leave_by = now + linger
@@ -178,6 +193,7 @@ class Server:
         self._posted = tuple(entries)
         for entry in entries:
             self._read(entry, now, out)
+        self._lose_ended(now, out)
         if self._abandon is not None:
             self._abandon_now(self._abandon, now, out)
         if self._leaver is not None:
@@ -198,6 +214,15 @@ class Server:
             if self.state.rules.ends_together:
                 self._farewell = Farewell.begin(self.state, request.leaver, now)
         self._follow(self.logic.abandon(self.state, request.why, request.kind), now, out)
+
+    def _lose_ended(self, now: float, out: list[events.Action]) -> None:
+        """Remove the nodes that have ended, once what they said before is known."""
+        ended, self._ended, self._ended_meanwhile = self._ended, self._ended_meanwhile, ()
+        for presence in ended:
+            # It may have left before, or its next launcher may have joined.
+            if presence in self.logic.presences(self.state):
+                number = self.state.heard.get(presence.node, 0) + 1
+                self._take(number, messages.Leave(presence.node, ENDED, lost=True), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
@@ -226,10 +251,22 @@ class Server:
 
         if self._may_stop(now):
             self._stop(out)
-            return
+        else:
+            self._watch_nodes(out)
+            self._wait(now, out)
+
+    def _wait(self, now: float, out: list[events.Action]) -> None:
         due = self._next_turn(now)
         self._receives = True
         out.append(Receive(None if due is None else max(0.0, due - now)))
+
+    def _watch_nodes(self, out: list[events.Action]) -> None:
+        """Watch the presence sockets of the nodes that are in the job now."""
+        # This node's own sidecar, which runs this coordinator, reports the end of the others here.
+        others = tuple(each for each in self.logic.presences(self.state) if each.node != self.name)
+        if others != self._watched:
+            self._watched = others
+            out.append(events.WatchNodes(others))
 
     def _may_stop(self, now: float) -> bool:
         """
@@ -250,7 +287,7 @@ class Server:
 
     def _next_turn(self, now: float) -> float | None:
         """Return when the next turn begins at the latest; None: when a message comes."""
-        if self._abandon is not None:
+        if self._abandon is not None or self._ended:
             return now
         return soonest(self._wake_at, self._leave_by, self._looks.next_at())
 
@@ -281,12 +318,16 @@ class Server:
                 if not self._looks.interval:
                     self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
 
-        self._step(MessageReceived(envelope.seq, envelope.report), now, out)
-        self._farewell = self._farewell.reported(envelope.report)
+        self._take(envelope.seq, envelope.report, now, out)
+
+    def _take(self, seq: int, report: messages.Report, now: float, out: list[events.Action]) -> None:
+        """Act on a node's message number *seq*."""
+        self._step(MessageReceived(seq, report), now, out)
+        self._farewell = self._farewell.reported(report)
 
         # A node that leaves does not wait for the answer.
-        if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
-            self._outbox.forget(envelope.report.node)
+        if isinstance(report, (messages.Acknowledgement, messages.Leave)):
+            self._outbox.forget(report.node)
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}

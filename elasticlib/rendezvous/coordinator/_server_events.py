@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from elasticlib.rendezvous.coordinator._state import Presence
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 
@@ -68,6 +69,13 @@ class Abandon:
 
 
 @frozen
+class NodeEnded:
+    """No process of a node is left."""
+
+    presence: Presence
+
+
+@frozen
 class CloseServer:
     """Stop, once all nodes have read how the job ended, or *linger* seconds from now."""
 
@@ -81,7 +89,9 @@ class OperationFailed:
     why: str
 
 
-Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | HeartbeatsFetched | Abandon | CloseServer | OperationFailed
+Event: TypeAlias = (
+    Loaded | Destroyed | Unsaved | Arrived | HeartbeatsFetched | Abandon | NodeEnded | CloseServer | OperationFailed
+)
 
 
 # Actions.
@@ -100,6 +110,13 @@ class Save:
 
 
 @frozen
+class WatchNodes:
+    """Report the end of each of these nodes as a `NodeEnded`; those of earlier such actions count no more."""
+
+    presences: tuple[Presence, ...]
+
+
+@frozen
 class Interrupt:
     """End the wait for the inbox at once."""
 
@@ -115,5 +132,17 @@ class ServerStopped:
 
 
 Action: TypeAlias = (
-    Load | Save | Interrupt | Purge | ServerStopped | Log | Receive | Read | Write | Delete | Discard | ClearForeign
+    Load
+    | Save
+    | WatchNodes
+    | Interrupt
+    | Purge
+    | ServerStopped
+    | Log
+    | Receive
+    | Read
+    | Write
+    | Delete
+    | Discard
+    | ClearForeign
 )

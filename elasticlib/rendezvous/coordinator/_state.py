@@ -165,6 +165,16 @@ Action: TypeAlias = Send | WakeAt | ClearStore
 
 
 @frozen
+class Presence:
+    """A socket that all processes of a *node* hold, so that its end proves theirs; see `net._presence`."""
+
+    node: str
+    addresses: tuple[str, ...]
+    """Addresses of the node, best first."""
+    port: int
+
+
+@frozen
 class Exits:
     """Exits in a row on the nodes' own request at one place, without any work done."""
 

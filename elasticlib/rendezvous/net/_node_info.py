@@ -44,6 +44,8 @@ class BoundNodeInfo:
     """The program of the workers."""
     command: str = ""
     """The program with its arguments."""
+    presence_port: int = 0
+    """Port of this node's presence socket; 0: it has none."""
     _listener: socket.socket | None = None
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -55,10 +57,12 @@ class BoundNodeInfo:
         # A caller whose own files fill its limit can enter the next round all the same.
         with room_for_descriptors(4):
             first = self.address()
-            self._listener, others = _listen(first, self.port)
+            listener, others = listening_socket(first, self.port)
+            self._listener = closed_in_forks(listener)
         port = self._listener.getsockname()[1]
         addresses = (first, *others)
-        return Descriptor(slots, role, addresses, port, self.index, self.hosts(), self.work, self.command)
+        known = self.index, self.hosts(), self.work, self.command
+        return Descriptor(slots, role, addresses, port, *known, presence_port=self.presence_port)
 
     def listener(self) -> socket.socket | None:
         """Return the socket that was bound last, once."""
@@ -78,10 +82,12 @@ class FixedNodeInfo:
     command: str = ""
     is_scheduled: bool = False
     """True if a scheduler set `index`."""
+    presence_port: int = 0
+    """Port of this node's presence socket; 0: it has none."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """Return the same descriptor for each round."""
-        known = self.index, self.hosts(), self.work, self.command, self.is_scheduled
+        known = self.index, self.hosts(), self.work, self.command, self.is_scheduled, self.presence_port
         return Descriptor(slots, role, (self.address,), self.port(), *known)
 
     def listener(self) -> socket.socket | None:
@@ -89,16 +95,16 @@ class FixedNodeInfo:
         return None
 
 
-def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
+def listening_socket(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
     """Return a listening socket for *address*, and the other addresses that it serves."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return closed_in_forks(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG), ()
     # On all interfaces: peers may reach this machine through an address that it does not know.
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    everywhere = closed_in_forks(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
+    everywhere = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
     return everywhere, tuple(other for other in own_addresses(ipv6=dual) if other != address)
 
 

@@ -17,6 +17,7 @@ from elasticlib.processes import start_thread
 from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
 from elasticlib.rendezvous.coordinator._state import JobState, Rules
+from elasticlib.rendezvous.node._presence_watch import PresenceWatch
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._messages import Final
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
@@ -74,6 +75,7 @@ class CoordinatorHost:
             seen or Seen(),
             closes_after=closes_after,
         )
+        self._presences = PresenceWatch(lambda presence: self._tell(events.NodeEnded(presence)))
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 
@@ -139,6 +141,7 @@ class CoordinatorHost:
             _log.warning("the coordinator of job %r stops: %s", self._run_id, error)
         finally:
             self._done.set()
+            self._presences.close()
             self._wakes.close()
             self._exchange.close()
 
@@ -178,6 +181,8 @@ class CoordinatorHost:
                 self._log_of_state().save(data)
             case events.Purge():
                 self._log_of_state().purge()
+            case events.WatchNodes(presences):
+                self._presences.watch(presences)
             case events.Interrupt():
                 self._wake()
             case Log(level, text):

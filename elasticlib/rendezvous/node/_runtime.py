@@ -185,10 +185,15 @@ class NodeRuntime:
         if job.backend == "static":
             host, port = self._backend.host, self._backend.port
             is_first = job.node_rank == 0
-            said = job.work, job.command, job.is_scheduled
+            said = job.work, job.command, job.is_scheduled, job.presence_port
             return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said)
         return BoundNodeInfo(
-            self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work, command=job.command
+            self._address,
+            index=job.node_rank,
+            hosts=lambda: self.hosts_store,
+            work=job.work,
+            command=job.command,
+            presence_port=job.presence_port,
         )
 
     def _address(self) -> str:

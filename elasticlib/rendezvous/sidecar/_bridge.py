@@ -364,7 +364,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         logger.setLevel(logging.INFO)
         logger.addHandler(lines)
         lease, *others = first[1]
-        kept = Kept.received(others)
+        kept = Kept.received(dict(zip(first[0]["kept"], others, strict=True)))
         share = NodeRuntime(job, document=kept.document, endpoint=kept.endpoint)
 
         # Before the first message: loading a library keeps all threads here from running. The

@@ -3,19 +3,21 @@ The parts of a sidecar that a launcher keeps if it hosts the job's store, so tha
 continue.
 
 The listening socket of the endpoint stays open: nodes that look for the store wait, and are not
-refused. The document names the nodes of the job, and its round.
+refused. The document names the nodes of the job, and its round. The presence socket shows that
+processes of this node are left.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define
 from typing_extensions import Self
 
 from elasticlib.processes import closed_in_forks
 from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous.net._presence import presence_socket
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
 
@@ -27,6 +29,8 @@ class Kept:
     """The coordinator's document in the sidecar."""
     endpoint: socket.socket | None = None
     """The listening socket of the store, once a sidecar hosts it."""
+    presence: socket.socket | None = None
+    """See `net._presence`; forks of the launcher hold it, too."""
 
     @classmethod
     def of(cls, job: NodeJob) -> Self:
@@ -35,29 +39,37 @@ class Kept:
 
         Its other nodes need heartbeats to notice what a new store forgot.
         """
-        if job.backend.startswith("etcd"):
-            # Any other node takes over: nothing needs to be kept.
-            return cls()
+        kept = cls()
+        if job.max_nodes > 1:
+            kept.presence = presence_socket(job.local_addr, job.endpoint)
         # Without heartbeats the others would continue, and never learn what their coordinator has
         # forgotten.
         is_noticed = job.max_nodes == 1 or job.heartbeat > 0
-        if not is_noticed:
-            return cls()
-        return cls(KeptDocument())
+        # With etcd, any other node takes over.
+        if is_noticed and not job.backend.startswith("etcd"):
+            kept.document = KeptDocument()
+        return kept
 
     @classmethod
-    def received(cls, descriptors: Sequence[int]) -> Self:
+    def received(cls, descriptors: Mapping[str, int]) -> Self:
         """Return the kept parts in a sidecar, from the `descriptors` that its launcher sent."""
-        if not descriptors:
-            return cls()
-        document, *rest = descriptors
-        endpoint = socket.socket(fileno=rest[0]) if rest else None
-        return cls(KeptDocument(document), endpoint)
+        kept = cls()
+        if "document" in descriptors:
+            kept.document = KeptDocument(descriptors["document"])
+        if "endpoint" in descriptors:
+            kept.endpoint = socket.socket(fileno=descriptors["endpoint"])
+        if "presence" in descriptors:
+            kept.presence = socket.socket(fileno=descriptors["presence"])
+        return kept
 
-    def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors for a message to a sidecar."""
-        given = [each.fileno() for each in (self.document, self.endpoint) if each is not None]
-        return tuple(given)
+    def descriptors(self) -> dict[str, int]:
+        """Return the descriptors of the parts by name, for a message to a sidecar."""
+        parts = {"document": self.document, "endpoint": self.endpoint, "presence": self.presence}
+        return {name: part.fileno() for name, part in parts.items() if part is not None}
+
+    def presence_port(self) -> int:
+        """Return the port of the presence socket; 0 if there is none."""
+        return 0 if self.presence is None else int(self.presence.getsockname()[1])
 
     def keep(self, descriptors: Sequence[int]) -> bool:
         """Keep the endpoint's socket that a sidecar sent; return whether it sent one."""
@@ -82,3 +94,5 @@ class Kept:
         self.forget_endpoint()
         if self.document is not None:
             self.document.close()
+        if self.presence is not None:
+            self.presence.close()

@@ -148,6 +148,12 @@ class SidecarClient:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {message['op']!r}")
         self._process.say(message, *descriptors)
 
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """Descriptors that each worker must hold, by name: the presence socket, if there is one."""
+        kept = self._succession.kept.descriptors()
+        return {"presence": kept["presence"]} if "presence" in kept else {}
+
     # Events.
 
     def listener(self) -> socket.socket | None:
@@ -354,14 +360,16 @@ class SidecarSuccession:
 
     def __attrs_post_init__(self) -> None:
         self.kept = Kept.of(self.job) if self.replaces else Kept()
+        self.job = evolve(self.job, presence_port=self.kept.presence_port())
 
     def start(self) -> SidecarProcess:
         """Start the first process."""
         has_heartbeats = self.job.heartbeat > 0
+        kept = self.kept.descriptors()
         process = SidecarProcess.start(
             self.begin,
-            {"op": "job", "job": self.job.plain(), "stillness": self.stall},
-            self.kept.descriptors(),
+            {"op": "job", "job": self.job.plain(), "stillness": self.stall, "kept": list(kept)},
+            list(kept.values()),
             limits=_limits_of(self.job, self.stall or 0.0),
             interval=min(1.0, ALIVE * self.job.heartbeat) if has_heartbeats else None,
             clock=self.clock,

@@ -36,7 +36,7 @@ from tests.sim.simulator.host import Host, Outside, Saved, Uplink
 from tests.sim.simulator.invariants import InvariantBroken, NoWatch, Watch, over
 from tests.sim.simulator.machine import Machine
 from tests.sim.simulator.member import FLAP
-from tests.sim.simulator.network import Link, Network
+from tests.sim.simulator.network import Link, Network, Way
 from tests.sim.simulator.node import LADDER, PARTING, Node
 from tests.sim.simulator.store import Store
 from tests.sim.simulator.timeline import Process, Timeline
@@ -87,11 +87,14 @@ class SimulatedCluster:
     """The coordinator's last state that counted."""
     store: Store | None = field(default=None, init=False)
     trust: Trust | None = field(default=None, init=False)
+    _resets: Network = field(init=False)
+    """Carries the ends of processes, with delays of its own: those of messages do not depend on them."""
     members: list[Node] = field(factory=list, init=False)
     _chance: random.Random = field(init=False)
     _tampered: bool = field(default=False, init=False)
     """Whether somebody may write to the store whom nobody asked."""
     _hosts: dict[str, Host | Candidate] = field(factory=dict, init=False)
+    _coordinators: list[Host] = field(factory=list, init=False)
     _left: int = field(default=0, init=False)
     """Agents that have not ended and faults that have not happened."""
 
@@ -101,6 +104,7 @@ class SimulatedCluster:
             self.rules = evolve(self.rules, heartbeat=HEARTBEAT)
         self._chance = random.Random(self.seed)
         self.network = Network(self.timeline, random.Random(self.seed + 1))
+        self._resets = Network(self.timeline, random.Random(self.seed + 2))
         self._tampered = any(isinstance(fault, Tamper) for fault in self.plan)
         if self._tampered and self.token:
             self.trust = Trust(self)
@@ -259,12 +263,23 @@ class SimulatedCluster:
     def died(self, node: Node) -> None:
         """An agent was killed."""
         self._left -= node.outcome is None
+        self.note_end(node)
+
+    def note_end(self, node: Node) -> None:
+        """A process of the node has ended: with the last one, coordinators see the end of their connections to it."""
+        if not node.is_gone():
+            return
+        for host in self._coordinators:
+            if not host.over:
+                way = Way(self._resets, (node.member.link, host.node.member.link))
+                way.send(host.node.rendezvous, functools.partial(host.node_ended, node.name))
 
     def end_process(self, node: Node) -> None:
         """A sidecar is gone, and with it the store, if it was there."""
         node.rendezvous.alive = False
         if self.store is not None and self.store.process is node.rendezvous:
             self.store.end()
+        self.note_end(node)
 
     # What faults need.
 
@@ -335,7 +350,9 @@ class SimulatedCluster:
     ) -> Host:
         """That node coordinates from now on."""
         self.history.append(TookOver(self.now, node.name))
-        return Host(node, store, f"{self._chance.getrandbits(64):016x}", ended, term)
+        host = Host(node, store, f"{self._chance.getrandbits(64):016x}", ended, term)
+        self._coordinators.append(host)
+        return host
 
     def _saved(self, saved: Saved) -> None:
         for state in saved.way:

@@ -62,6 +62,7 @@ class Group:
             node.cluster.history.append(Gone(node.timeline.now, node.name, self.assignment.round, how))
             if self._then is not None:
                 self._then()
+            node.cluster.note_end(node)
 
     def stop(self, grace: float, then: Callable[[], None]) -> None:
         """The agent has them ended, by force after *grace* seconds; it does *then* once they are gone."""

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
-from elasticlib.rendezvous.coordinator._state import Heartbeats, JobState
+from elasticlib.rendezvous.coordinator._state import Heartbeats, JobState, Presence
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -112,6 +112,8 @@ class Host:
     """Whether the end was said for what cannot be mended."""
     _arrived: list[Posted] = Factory(list)
     _way: list[JobState] = Factory(list)
+    _watched: tuple[Presence, ...] = ()
+    """What it is connected to, to see its end."""
 
     def __attrs_post_init__(self) -> None:
         cluster, node = self.node.cluster, self.node
@@ -174,6 +176,12 @@ class Host:
                 assert isinstance(action, events.Interrupt)
                 self._interrupt()
 
+    def node_ended(self, name: str) -> None:
+        """The kernel of a node's machine resets the connection to it, and refuses another one."""
+        for presence in self._watched:
+            if presence.node == name:
+                self.tell(events.NodeEnded(presence))
+
     def _call(self, kind: str, *arguments: Any, then: Callable[[Any], None]) -> None:
         def done(result: Any) -> None:
             if result is LOST:
@@ -211,6 +219,9 @@ class Host:
                 self._call("purge", then=go_on)
             case events.ServerStopped():
                 self.stop("closed")
+            case events.WatchNodes(presences):
+                self._watched = presences
+                go_on()
             case events.Interrupt() | ClearForeign() | Log():
                 go_on()
             case _:

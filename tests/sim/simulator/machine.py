@@ -66,16 +66,28 @@ class Machine:
             if what == "agent":
                 self._kill_agent(node)
                 node.agent_dies()
+            elif what == "node":
+                self._kill_all(node)
             elif what == "spawner":
                 if node.working is not None:
                     node.working.kill()
             elif node.rendezvous.alive:
                 node.cluster.end_process(node)
-                for connection in list(self.link.connections):
-                    if connection.client is node.rendezvous:
-                        connection.reset("connection reset")
+                self._reset(node)
                 node.rendezvous_dies()
                 self._settle(node)
+
+    def _kill_all(self, node: Node) -> None:
+        self._kill_agent(node)
+        for group in node.groups:
+            group.end("died")
+        self._reset(node)
+        node.cluster.end_process(node)
+
+    def _reset(self, node: Node) -> None:
+        for connection in list(self.link.connections):
+            if connection.client is node.rendezvous:
+                connection.reset("connection reset")
 
     def _kill_agent(self, node: Node) -> None:
         if node.agent.alive:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from tests.sim.simulator.machine import Machine
 
 PARTING = 2.0
+PRESENCE = 7000
+"""Port of the socket that all processes of a node hold."""
 """Seconds that a sidecar tries to send what it has still to say."""
 LADDER = 30.0
 """Seconds from SIGTERM to SIGKILL."""
@@ -128,7 +130,8 @@ class Node:
         role = "reader" if cluster.uneven and number % 2 else "trainer"
         index = number if cluster.rules.fixed_places else None
         port = next(self._ports)
-        self.descriptor = Descriptor(slots, role, (f"10.0.0.{number}",), port, index, self.hosts_store)
+        offer = Descriptor(slots, role, (f"10.0.0.{number}",), port, index, self.hosts_store, presence_port=PRESENCE)
+        self.descriptor = offer
         return self.descriptor
 
     # The agent's process.
@@ -380,6 +383,11 @@ class Node:
         heartbeat = self.cluster.rules.heartbeat
         self._send(ContactLost(why, GRACE * heartbeat))
         self._send(Stopping(why))
+
+    def is_gone(self) -> bool:
+        """Whether no process of it is left."""
+        agent_lives = self.agent.alive and self.outcome is None
+        return not (agent_lives or self.rendezvous.alive) and all(group.gone for group in self.groups)
 
     def processes(self, *, of_workers: bool = True) -> list[Process]:
         """All that is there of this node."""

@@ -37,7 +37,7 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
         st.builds(kinds.Join, node, at),
         st.builds(kinds.Leave, node, at),
         st.builds(kinds.Flap, node, at, seconds, st.sampled_from((0.1, 1.0, 15.0))),
-        st.builds(kinds.Kill, node, at, parts),
+        st.builds(kinds.Kill, node, at, st.sampled_from(kinds.KILLED)),
         st.builds(kinds.Cut, node, at, seconds),
         st.builds(kinds.Pause, node, at, seconds, parts),
         st.builds(kinds.Suspend, node, at, seconds),

@@ -19,12 +19,14 @@ from elasticlib.rendezvous.coordinator._server_events import (
     Interrupt,
     Load,
     Loaded,
+    NodeEnded,
     OperationFailed,
     Purge,
     Save,
     ServerStopped,
+    WatchNodes,
 )
-from elasticlib.rendezvous.coordinator._state import JobState, Rules
+from elasticlib.rendezvous.coordinator._state import JobState, Presence, Rules
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -40,6 +42,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Envelope,
     Final,
     Join,
+    Leave,
     NodeHeartbeat,
     RankAssignment,
     Report,
@@ -53,6 +56,8 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
 
 HEARTBEAT = 10.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
+HELD = evolve(OFFER, presence_port=7000)
+PRESENCE = Presence("b", ("127.0.0.1",), 7000)
 ASKS = (Load, Receive, Read, ServerStopped)
 
 
@@ -67,6 +72,7 @@ class Shell:
     server: Server = Factory(server)
     now: float = 100.0
     posted: int = 0
+    sent: dict[str, int] = Factory(dict)
     values: dict[str, bytes] = Factory(dict)
     saved: bytes | None = None
     done: tuple[Action, ...] = ()
@@ -101,7 +107,8 @@ class Shell:
         entries = []
         for report in reports:
             self.posted += 1
-            entries.append(Posted(self.posted, encode(Envelope(self.posted, report))))
+            self.sent[report.node] = seq = self.sent.get(report.node, 0) + 1
+            entries.append(Posted(self.posted, encode(Envelope(seq, report))))
         return self.hear(Arrived(entries))
 
     def later(self, seconds: float) -> Shell:
@@ -407,7 +414,7 @@ def test_a_store_that_workers_share_is_cleared_once_all_have_stopped() -> None:
 # whatever happens
 
 _reports = st.one_of(
-    st.sampled_from([Join(name, OFFER) for name in "abc"]),
+    st.sampled_from([Join(name, HELD) for name in "abc"]),
     st.sampled_from([Succeeded(name, number) for name in "abc" for number in range(2)]),
     st.sampled_from([Stopped(name, number, ()) for name in "abc" for number in range(2)]),
     st.sampled_from([Acknowledgement(name) for name in "abc"]),
@@ -434,7 +441,9 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
     for _ in range(data.draw(st.integers(1, 30))):
         shell.now += data.draw(st.sampled_from([0.0, 0.1, 3.0, 12.0]))
         aside = data.draw(
-            st.sampled_from([None, None, None, Abandon("told to"), CloseServer(5.0), OperationFailed("?")])
+            st.sampled_from(
+                [None, None, None, Abandon("told to"), CloseServer(5.0), NodeEnded(PRESENCE), OperationFailed("?")]
+            )
         )
         match asked:
             case _ if aside is not None:
@@ -456,10 +465,92 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
         assert before == facts(given)
         assert first == shell.done
         assert not any(isinstance(action, ASKS) for action in shell.done[:-1])
-        if isinstance(event, (Abandon, CloseServer)):
+        if isinstance(event, (Abandon, CloseServer, NodeEnded)):
             assert shell.done in ((), (Interrupt(),))
             continue
         asked = shell.done[-1]
         assert isinstance(asked, ASKS)
         if isinstance(asked, ServerStopped):
             break
+
+
+# Presence sockets.
+
+
+def watched(shell: Shell) -> list[tuple[Presence, ...]]:
+    return [action.presences for action in shell.done if isinstance(action, WatchNodes)]
+
+
+def lost(shell: Shell) -> dict[str, str]:
+    """Return the nodes that the round has lost, with the reasons."""
+    assert shell.server.state.round is not None
+    current = shell.server.state.round
+    return {node: current.left[node] for node in current.lost}
+
+
+def in_a_round() -> Shell:
+    """A round of two nodes, of which the second has a presence socket."""
+    rules = Rules(1, 2, heartbeat=HEARTBEAT)
+    shell = Shell(server(rules=rules)).begin().say(Join("a", OFFER), Join("b", HELD))
+    assert shell.server.state.round is not None
+    assert {"a", "b"} == set(shell.server.state.round.entries)
+    return shell
+
+
+def test_sockets_are_watched_as_long_as_their_nodes_are_in_the_job() -> None:
+    shell = Shell(server(rules=Rules(2, 3, heartbeat=HEARTBEAT))).begin()
+    assert not watched(shell)
+    shell.say(Join("b", HELD))
+    assert [(PRESENCE,)] == watched(shell)
+    shell.say(Join("c", OFFER))
+    assert not watched(shell)
+    shell.say(Leave("b", "signal 15"))
+
+    assert [()] == watched(shell)
+
+
+def test_a_node_watches_itself_not() -> None:
+    shell = Shell(server(rules=Rules(2, 3, heartbeat=HEARTBEAT), name="b")).begin().say(Join("b", HELD))
+
+    assert not watched(shell)
+
+
+def test_a_node_whose_processes_have_ended_is_lost_at_once() -> None:
+    shell = in_a_round().hear(NodeEnded(PRESENCE))
+    assert [Interrupt] == shell.kinds()
+    shell.later(0.0).later(0.0)
+
+    assert {"b": "all its processes have ended"} == lost(shell)
+
+
+def test_a_node_says_last_why_it_leaves() -> None:
+    shell = in_a_round().hear(NodeEnded(PRESENCE))
+    shell.later(0.0)
+    assert not lost(shell)
+    shell.say(Leave("b", "signal 15"))
+
+    assert not lost(shell)
+    assert shell.server.state.round is not None
+    assert {"b": "signal 15"} == shell.server.state.round.left
+
+
+def test_the_end_of_an_earlier_launcher_says_nothing_of_the_next_one() -> None:
+    shell = in_a_round().hear(NodeEnded(evolve(PRESENCE, port=6999)))
+    shell.later(0.0).later(0.0)
+
+    assert not lost(shell)
+
+
+def test_an_end_while_heartbeats_are_read_counts_after_the_next_messages() -> None:
+    shell = in_a_round()
+    shell.answers = False
+    shell.later(HEARTBEAT * LOOK)
+    assert Read is shell.kinds()[-1]
+    shell.hear(NodeEnded(PRESENCE))
+    assert [] == shell.kinds()
+    shell.hear(HeartbeatsFetched([None] * len(shell.server._looks.reads)))
+    assert not lost(shell)
+    assert Receive(0.0) == shell.done[-1]
+    shell.later(0.0)
+
+    assert {"b": "all its processes have ended"} == lost(shell)

@@ -364,7 +364,7 @@ def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
     lease, document, listening = received[1]
     with socket.socket(fileno=listening) as endpoint, socket.create_connection(place):
         assert place == endpoint.getsockname()
-    assert os.path.sameopenfile(document, member._succession.kept.descriptors()[0])
+    assert os.path.sameopenfile(document, member._succession.kept.descriptors()["document"])
     assert word.why.partition(": ")[2] in caplog.text
     os.close(lease), os.close(document)
     process.end()
