@@ -16,7 +16,7 @@ from elasticlib.workers.child import StopBoard
 _SAMPLE = 0.02
 """Seconds over which the workers' calls are counted, to know how fast they are."""
 _VISIBLE = 0.002
-"""Seconds after which all workers see a proposal, and their calls of before can be seen."""
+"""Seconds after which a processor shows a worker's last call, and the worker the proposal."""
 _SHARE, _MOST = 0.2, 5.0
 """Part of the grace, and its maximum in seconds, that is kept for workers that do not return in time."""
 
@@ -36,6 +36,8 @@ class AgreedStop:
     """Seconds from `due` to SIGKILL."""
     due: float
     """Time at which workers that do not ask get the signal, if they still run."""
+    _end: float
+    """Time at which all workers are killed."""
     is_asked: bool = field(init=False, default=False)
     """True once the workers that ask know of it; before, only handlers of a notice may return."""
     _count_at: float = field(init=False, default=math.inf)
@@ -47,14 +49,14 @@ class AgreedStop:
     @classmethod
     def begin(cls, board: StopBoard, grace: float, now: float) -> AgreedStop:
         """Return the stop of workers that have *grace* seconds from *now* on."""
-        return cls(board, *_parts(grace, now))
+        return cls(board, *_parts(grace, now), now + grace)
 
     def shorten(self, grace: float, now: float) -> None:
         """Leave the workers *grace* seconds from *now* on, if they have more."""
         kept, due = _parts(grace, now)
         # Once it has been due, the signal was sent.
         if due < self.due < math.inf:
-            self.grace, self.due = kept, due
+            self.grace, self.due, self._end = kept, due, now + grace
 
     def ask(self, why: str, deadline: float, ranks: range, now: float) -> None:
         """Begin to count the calls of workers that must stop until *deadline*, a Unix time; *ranks* are global."""
@@ -67,9 +69,10 @@ class AgreedStop:
         self._board.propose(call)
         self._proposed, self._count_at = call, now + _VISIBLE
 
-    def agree(self) -> None:
-        """Let the workers return in the proposed call."""
-        self._board.confirm()
+    def agree(self, now: float) -> None:
+        """Let the workers return in the proposed call, unless it is too late for any of them."""
+        if now < self._end:
+            self._board.confirm()
 
     def counted(self, now: float) -> tuple[int, float, int] | None:
         """
@@ -80,7 +83,7 @@ class AgreedStop:
         if now < self._count_at:
             return None
         self._count_at = math.inf
-        calls = self._board.calls()
+        calls = self._board.calls(self._proposed)
         rate = 0.0 if self._proposed else (calls - self._first) / _SAMPLE
         return calls, max(rate, 0.0), self._proposed
 

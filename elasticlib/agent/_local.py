@@ -345,7 +345,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _agree(self) -> None:
         if self._asked is not None:
-            self._asked.agree()
+            self._asked.agree(monotonic())
 
     def _spare_savers(self) -> None:
         if (board := self._processes.stop_board) is not None:

@@ -3,7 +3,10 @@ The request to stop that a worker's program asks for, in memory that it shares w
 
 All ranks stop in the same call. No rank may wait for another one, which may wait for it in a
 collective. So the launcher reads how many calls each rank has made, proposes a later one, and
-confirms it once it has seen that no rank had passed it. Only a rank that arrives there before waits.
+confirms it once it has seen that no rank has passed it. Only a rank that arrives there before waits,
+and notes that it does: one in the proposed call without the note may not have seen the proposal.
+
+The launcher alone decides: a machine that is too slow to agree stops no rank at a call of its own.
 
 Rules of this file: a call without a request makes no system call. Numbers that the program may have
 written over lead to a wrong step at most, and never to an error or to a wait without end.
@@ -23,8 +26,11 @@ from elasticlib.processes import has_default_action
 _HEAD = struct.Struct("@qqdqqq")
 """State, call in which all stop, deadline (Unix time), first rank, number of ranks, bytes of the reason."""
 _LONGEST_REASON = 200
-_ROW = struct.Struct("@qqq")
-"""Of one worker: its calls, 1 once it was given a `Stop`, and 1 if it ignores SIGTERM because it asks."""
+_ROW = struct.Struct("@qqqq")
+"""
+Of one worker: its calls, 1 once it was given a `Stop`, 1 if it ignores SIGTERM because it asks, and
+the call in which it waits for the confirmation.
+"""
 _ROW_BYTES = 64
 """A cache line of its own, since each call writes there."""
 _ROWS_AT = 512
@@ -41,6 +47,8 @@ that handle them.
 """
 _TICK = 0.001
 """Seconds between two looks of a rank that waits for the confirmation."""
+_GIVES_UP = 30.0
+"""Seconds after the deadline, at which the launcher kills all workers, that a rank still waits for it."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,18 @@ class StopBoard:
         """Return the local ranks whose programs have called `should_stop` in this round."""
         return [rank for rank in range(self._count) if self._row(rank)[0] > 0]
 
-    def calls(self) -> int:
-        """Return the most calls that a worker has made."""
-        return max((self._row(rank)[0] for rank in range(self._count)), default=0)
+    def calls(self, proposed: int = 0) -> int:
+        """
+        Return the most calls that a worker has made.
+
+        After a proposal, one in the *proposed* call counts as past it until it waits there.
+        """
+        found = [0]
+        for rank in range(self._count):
+            calls, _, _, waits_in = self._row(rank)
+            may_have_passed = calls == proposed != waits_in
+            found.append(calls + may_have_passed)
+        return max(found)
 
     def ask(self, reason: str, deadline: float, ranks: range) -> None:
         """Prepare the `Stop`; *deadline* is a Unix time, *ranks* are global."""
@@ -117,7 +134,7 @@ class StopBoard:
             return []
         return [rank for rank in range(self._count) if self._row(rank)[2] > 0]
 
-    def _row(self, local_rank: int) -> tuple[int, int, int]:
+    def _row(self, local_rank: int) -> tuple[int, int, int, int]:
         return _ROW.unpack_from(self._memory, self._start + _ROWS_AT + local_rank * _ROW_BYTES)
 
 
@@ -157,9 +174,12 @@ class _Listener:
             state, call, deadline, *_ = _HEAD.unpack_from(self._memory, self._start)
             if self._calls < call:
                 return False
-            # The launcher decides before the deadline; without it this worker would end anyway.
-            if state == _CONFIRMED or not wall_time() < deadline:
+            if state == _CONFIRMED:
                 return True
+            if not wall_time() < deadline + _GIVES_UP:
+                # Only memory that was written over: the launcher would have killed this worker.
+                return False
+            _COUNT.pack_into(self._memory, self._row + 3 * _COUNT.size, call)
             sleep(_TICK)
 
     def _read(self) -> Stop:

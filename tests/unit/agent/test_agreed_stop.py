@@ -60,12 +60,35 @@ def test_workers_return_in_the_proposed_call_once_it_is_agreed() -> None:
     course.ask()
     course.stop.propose(6, 100.1)
     course.call(0, 1)
-    course.stop.agree()
+    course.stop.agree(100.2)
 
     steps = [[course.sides[rank].called() is not None for _ in range(2)] for rank in range(2)]
 
     assert [[True, True], [False, True]] == steps
     assert course.stop.were_stopped()
+
+
+def test_a_worker_in_the_proposed_call_has_passed_it_until_it_waits_there() -> None:
+    course = Course(4, 5, 0)
+    course.ask()
+    course.stop.counted(100.03)
+    course.call(1, 1)
+    # The launcher stood still before this line: the worker had looked before.
+    course.stop.propose(6, 100.1)
+
+    assert (7, 0.0, 6) == course.stop.counted(100.11)
+
+
+def test_nothing_is_agreed_on_once_workers_are_killed() -> None:
+    course = Course(4, 4)
+    course.ask()
+    course.stop.propose(6, 129.0)
+    course.stop.agree(130.0)
+
+    course.call(0, 1)
+    assert not course.stop.were_stopped()
+    course.stop.agree(129.9)
+    assert course.sides[0].called() is not None
 
 
 def test_workers_keep_a_part_of_the_grace_for_their_own_handlers() -> None:

@@ -80,7 +80,7 @@ def waiting(ranks: Ranks) -> tuple[threading.Thread, list[Stop | None]]:
     found: list[Stop | None] = []
     thread = threading.Thread(target=lambda: found.append(ranks.call(0)))
     thread.start()
-    wait_until(lambda: ranks.board.calls() == 1)
+    wait_until(lambda: ranks.board.listeners() and ranks.board.calls(1) == 1, what="a rank that waits")
     return thread, found
 
 
@@ -108,14 +108,36 @@ def test_another_proposal_releases_it() -> None:
     assert [None] == found
 
 
-def test_at_the_deadline_nobody_waits_any_more() -> None:
+def test_a_rank_counts_as_past_the_proposed_call_until_it_waits_there() -> None:
+    ranks = Ranks(1)
+    ranks.board.ask("", LATER, range(1))
+    ranks.board.propose(1)
+    thread, found = waiting(ranks)
+    ranks.board.confirm()
+    thread.join(10)
+
+    assert found[0] is not None
+    assert (1, 1) == (ranks.board.calls(0), ranks.board.calls(1))
+
+    late = Ranks(1)
+    late.call(0)
+    late.board.ask("", LATER, range(1))
+    late.board.propose(1)
+    assert (1, 2) == (late.board.calls(0), late.board.calls(1))
+
+
+def test_no_rank_stops_in_an_unconfirmed_call_even_after_the_deadline() -> None:
     ranks = Ranks(1)
     ranks.board.ask("late", time.time() - 1, range(1))
     ranks.board.propose(1)
+    thread, found = waiting(ranks)
+    ranks.board.propose(2)
+    thread.join(10)
+    assert [None] == found
 
-    stop = ranks.call(0)
-
-    assert stop is not None and "late" == stop.reason
+    ranks.board.ask("long ago", time.time() - 1000, range(1))
+    ranks.board.propose(2)
+    assert ranks.call(0) is None
 
 
 @pytest.mark.parametrize("reason", ["ä" * 500, "the file \udcff has appeared"])
