@@ -31,7 +31,7 @@ from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
 from elasticlib.processes import Waitable, wait_readable
 from elasticlib.rendezvous import Membership, Rendezvous, Word
-from elasticlib.rendezvous.handlers import CoordinatedHandler, first_reachable
+from elasticlib.rendezvous.handlers import first_reachable
 from elasticlib.rendezvous.protocol import (
     CallsCounted,
     Close,
@@ -45,7 +45,6 @@ from elasticlib.rendezvous.protocol import (
     StopWanted,
     Succeeded,
 )
-from elasticlib.rendezvous.third_party import HandlerMember, checked_handler
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 from elasticlib.workers import Inbox, NoticeReceived, Signals, StacksRequest, StopRequest, parse_signals
@@ -112,6 +111,9 @@ class SimpleElasticAgent(ElasticAgent):
         if isinstance(handler, Rendezvous):
             self._run_id, self._member = handler.run_id, handler.member
         else:
+            # Only here: a launch starts sooner without what only handlers need.
+            from elasticlib.rendezvous.third_party import checked_handler
+
             checked_handler(handler)
             self._run_id = str(handler.get_run_id())
 
@@ -301,6 +303,10 @@ class SimpleElasticAgent(ElasticAgent):
         # The opener of a `Rendezvous` closes it.
         if isinstance(spec.rdzv_handler, Rendezvous):
             return contextlib.nullcontext(self._member)
+
+        from elasticlib.rendezvous.handlers import CoordinatedHandler
+        from elasticlib.rendezvous.third_party import HandlerMember
+
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
             return spec.rdzv_handler.open_membership(spec.max_restarts, spec.local_addr)
 

@@ -31,7 +31,6 @@ from elasticlib.processes import Waitable, wait_readable
 from elasticlib.rendezvous import Rendezvous, host_name
 from elasticlib.rendezvous.handlers import NO_SHARING
 from elasticlib.rendezvous.protocol import ContactLost
-from elasticlib.rendezvous.third_party import HandlerMember
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
 from elasticlib.workers import (
@@ -133,8 +132,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         # A scheduler sends a notice to all processes of a node, also to workers that have not asked yet for a stop.
         notices = self._end_notice.signals - {signal.SIGTERM}
         self._job = ignoring(made.job, notices) if notices else made.job
-        if isinstance(spec.rdzv_handler, Rendezvous):
-            self._job = with_descriptors(self._job, spec.rdzv_handler.descriptors)
+        held = spec.rdzv_handler.descriptors if isinstance(spec.rdzv_handler, Rendezvous) else {}
+        if held:
+            self._job = with_descriptors(self._job, held)
         self._logs = LogRounds(logs_specs)
         duplicates = Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)
@@ -309,6 +309,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._common_stop(board, grace)
 
     def _listens(self) -> bool:
+        from elasticlib.rendezvous.third_party import HandlerMember
+
         # Nodes that meet by another project's handler have no coordinator to agree by.
         board = self._processes.stop_board
         has_coordinator = not isinstance(self._member, HandlerMember)

@@ -7,6 +7,7 @@ Rules of this file: wiring only. `Rendezvous.close` closes all that is opened he
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from typing_extensions import Self
@@ -15,12 +16,11 @@ from elasticlib.errors import SignalException
 from elasticlib.rendezvous._membership import Membership, Requests
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._node_job import NodeJob
-from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.net._node_info import BoundNodeInfo
-from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient
-from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
+
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.coordinator._state import Rules
+    from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 
 
 @frozen
@@ -68,6 +68,12 @@ def open_local(
 
     The only socket is that of the workers' store, on loopback and *port* (0: any).
     """
+    # Only here: a job of many nodes has these in its sidecar, and its launcher starts sooner without them.
+    from elasticlib.rendezvous.net._node_info import BoundNodeInfo
+    from elasticlib.rendezvous.node._client import NodeClient
+    from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
+    from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
+
     exchange = MemoryExchange()
     name = node or host_name()
     host = CoordinatorHost(exchange, rules, run_id=run_id, name=name)

@@ -22,6 +22,8 @@ from elasticlib.utils import get_free_port
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
 
 @define
 class RendezvousStoreInfo:

@@ -33,7 +33,7 @@ from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _round_store
-from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from elasticlib.rendezvous.handlers._base import NO_SHARING, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from elasticlib.rendezvous.node._runtime import backend_of
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 ROLE = "default"
-NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 STALL = 1.0
 """
 Share of the heartbeat time for which no thread of this program may run before its node's heartbeats
