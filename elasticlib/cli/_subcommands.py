@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 SUBCOMMANDS = MappingProxyType(
     {
+        "manifest": "elasticlib.cli._manifest",
         "stop": "elasticlib.cli._stop",
         "serve": "elasticlib.cli._serve",
     }

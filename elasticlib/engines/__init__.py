@@ -10,6 +10,7 @@ For jobs that an engine has started on its own:
 * `_filling`: the options that a launch takes from it, which are only those that nobody gave.
 * `_slurm_queries`: asks Slurm for the address of a node whose name does not resolve, the end of a job, and
   whether it was cancelled; requeues a job.
+* `_kubernetes`: the manifests that ``elasticrun manifest`` prints.
 * `_lost_script`: gives an allocation of Slurm back whose batch script was on a lost machine.
 
 Ray and hosts over SSH have no reader: they start no agent on their own.
@@ -34,6 +35,11 @@ if typing.TYPE_CHECKING:
         ending as ending,
         filling as filling,
         with_all_nodes as with_all_nodes,
+    )
+    from elasticlib.engines._kubernetes import (
+        MANIFEST_KINDS as MANIFEST_KINDS,
+        PodSettings as PodSettings,
+        manifest_of as manifest_of,
     )
     from elasticlib.engines._lost_script import (
         release_after_loss as release_after_loss,
@@ -83,6 +89,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
         "elasticlib.engines._agent_frames": "FrameReader Kind LARGEST MAGIC frame",
+        "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (
             "AgentCommand AgentLost AgentOutput AgentResult AgentUp Engine EngineEvent Placement"

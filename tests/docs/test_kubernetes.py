@@ -63,14 +63,41 @@ def test_schema_refuses_an_unknown_field(manifest: dict[str, Any]) -> None:
     assert errors(wrong)
 
 
-def containers() -> dict[str, dict[str, Any]]:
+def printed(*args: str) -> list[dict[str, Any]]:
+    """Return the manifests that ``elasticrun manifest`` prints."""
+    command = [sys.executable, "-m", "elasticlib.run", "manifest", "--image", "registry.example.com/train", *args]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), timeout=LIMIT)
+    items: list[dict[str, Any]] = json.loads(result.stdout)["items"]
+    return items
+
+
+OPTIONS = ("--nodes", "2", "--secret", "train", "--", "--max-restarts", "3", "train.py")
+FULL = ("--nodes", "2", "--gpus", "8", "--grace", "120", "--namespace", "ml", "--env", "A=1", "train.py", "--lr", "3")
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+@pytest.mark.parametrize("options", [OPTIONS, FULL], ids=["few", "all"])
+def test_printed_manifest_fits_its_published_schema(kind: str, options: tuple[str, ...]) -> None:
+    assert {"job": 2}.get(kind, 1) == len(found := printed("--kind", kind, *options))
+    assert [] == [error for manifest in found for error in errors(manifest)]
+
+
+def test_a_range_of_nodes_makes_as_many_pods_as_may_take_part() -> None:
+    _, job = printed("--nodes", "2:4", "train.py")
+
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert (4, 4) == (job["spec"]["completions"], job["spec"]["parallelism"])
+    assert ["elasticrun", "--nnodes", "2:4"] == command[:3]
+
+
+def containers(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """By kind of manifest: what the container of its pods is."""
-    found = {manifest["kind"]: manifest["spec"] for manifest in manifests()}
-    job_set = found["JobSet"]["replicatedJobs"][0]["template"]["spec"]
+    specs = {manifest["kind"]: manifest["spec"] for manifest in found}
+    job_set = specs["JobSet"]["replicatedJobs"][0]["template"]["spec"]
     return {
-        "Job": found["Job"]["template"]["spec"]["containers"][0],
+        "Job": specs["Job"]["template"]["spec"]["containers"][0],
         "JobSet": job_set["template"]["spec"]["containers"][0],
-        "TrainJob": found["TrainJob"]["trainer"],
+        "TrainJob": specs["TrainJob"]["trainer"],
     }
 
 
@@ -106,9 +133,13 @@ def declared(container: dict[str, Any], pod: int) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Job", "JobSet", "TrainJob"])
-def test_command_of_a_manifest_trains_in_two_pods(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["page", "command"])
+def test_command_of_a_manifest_trains_in_two_pods(kind: str, source: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    container, port = containers()[kind], free_port()
+    every = manifests()
+    if source == "command":
+        every = [each for name in ("job", "jobset", "trainjob") for each in printed("--kind", name, *OPTIONS)]
+    container, port = containers(every)[kind], free_port()
     # Names of pods resolve in a cluster only.
     command = [re.sub(r"^train-[\w.-]+:\d+$", f"127.0.0.1:{port}", word) for word in container["command"]]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

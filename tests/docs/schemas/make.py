@@ -42,6 +42,19 @@ def needed(names: list[str], definitions: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
+def plain_unions(definitions: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return *definitions* with the values of a union in place of the Python object that holds one.
+
+    The package writes and reads such a value (a quantity, an integer or a string) without its object.
+    """
+    is_union = "actual_instance"
+    return {
+        name: definition["properties"][is_union] if is_union in definition.get("properties", {}) else definition
+        for name, definition in definitions.items()
+    }
+
+
 def write(name: str, definitions: dict[str, Any], kinds: dict[str, str]) -> None:
     """Write one file: the definitions, and the one of each kind of manifest."""
     content = {"kinds": kinds, "$defs": definitions}
@@ -69,7 +82,7 @@ def make_trainer() -> None:
     for definition in definitions.values():
         if definition.get("properties"):
             definition["additionalProperties"] = False
-    write("trainer.json", needed(list(kinds.values()), definitions), kinds)
+    write("trainer.json", plain_unions(needed(list(kinds.values()), definitions)), kinds)
 
 
 if __name__ == "__main__":
