@@ -1,11 +1,13 @@
-"""Promise 10: a lost node is noticed. One of two agents, each on a machine of its own, is killed or cut off."""
+"""Promise 10: a lost node is noticed. One of two agents, each on a machine of its own, dies in one of three ways."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from attrs import frozen
 
+from tests.benchmarks import tree
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Turn
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.launchers import Launcher
@@ -24,11 +26,13 @@ class Losses:
 
     killed: float
     """The agent was killed, as the kernel does when memory runs out: its connections end."""
+    emptied: float
+    """All of its processes were killed at once, as those of a container: its machine still answers."""
     silent: float
     """Its link was cut: nothing tells of it but silence."""
 
 
-def _lose(launcher: Launcher, silently: bool) -> float:
+def _lose(launcher: Launcher, take_away: Callable[[Agent], None]) -> float:
     if why := missing():
         raise BenchmarkError(why)
     with machines(2) as hosts, team(*dynamic("c10d", hosts[0], "1:2"), "--max-restarts=3", launcher=launcher) as job:
@@ -38,7 +42,7 @@ def _lose(launcher: Launcher, silently: bool) -> float:
         except HungError as error:
             raise BenchmarkError(str(error)) from error
         before = time.monotonic()
-        _take_away(lost, silently)
+        take_away(lost)
         try:
             job.wait_for(lambda: _up(job, world=1), "the survivor", LIMIT)
         except HungError:
@@ -46,11 +50,12 @@ def _lose(launcher: Launcher, silently: bool) -> float:
         return max(line.at for line in job.lines() if line.what == "up" and line.world == 1) - before
 
 
-def _take_away(agent: Agent, silently: bool) -> None:
-    if silently:
-        agent.host.cut()
-    else:
-        agent.kill()
+def _kill_all(agent: Agent) -> None:
+    tree.kill(agent.family())
+
+
+def _cut(agent: Agent) -> None:
+    agent.host.cut()
 
 
 def _up(job: Team, world: int) -> int:
@@ -58,8 +63,8 @@ def _up(job: Team, world: int) -> int:
 
 
 def measure(launcher: Launcher, turn: Turn) -> Losses:
-    """Lose a node in both ways."""
-    return Losses(_lose(launcher, silently=False), _lose(launcher, silently=True))
+    """Lose a node in each way."""
+    return Losses(_lose(launcher, Agent.kill), _lose(launcher, _kill_all), _lose(launcher, _cut))
 
 
 LOST_NODE = Benchmark(
@@ -67,6 +72,7 @@ LOST_NODE = Benchmark(
     measure,
     (
         Figure(10, f"agent killed to survivor re-formed ({LIMIT:g}: not noticed)", "s", "killed", (Goal(3.0),)),
+        Figure(10, f"all processes killed to survivor re-formed ({LIMIT:g})", "s", "emptied", (Goal(3.0),)),
         Figure(
             10,
             f"link cut to survivor re-formed ({LIMIT:g}: not noticed)",
