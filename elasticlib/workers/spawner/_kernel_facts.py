@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from elasticlib.processes import (
-    catches as catches,
-    descendants,
-    ignores as ignores,
-    is_memory_cleaner,
-    process_facts,
-)
+from elasticlib.processes import descendants, is_memory_cleaner, process_facts
 
 _LONGEST_COMMAND = 200
 _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
-
-
-def _value_of(field: bytes, lines: Iterable[bytes]) -> bytes | None:
-    """Return the value in the line that begins with *field*; None without one."""
-    for line in lines:
-        if line.startswith(field):
-            return line.split()[1]
-    return None
 
 
 def only_main_thread_runs(pid: int) -> bool:
@@ -186,11 +172,11 @@ def _is_on_disk(path: str) -> bool:
 def _is_written(pid: int, descriptor: str) -> bool:
     try:
         with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
-            value = _value_of(b"flags:", file)
+            value = next((line.split()[1] for line in file if line.startswith(b"flags:")), b"0")
     except OSError:
         return False
 
-    flags = int(value or b"0", 8)
+    flags = int(value, 8)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return False
 

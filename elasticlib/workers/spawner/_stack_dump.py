@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib.processes import close_each, files_with_content, is_paused, process_facts, signal_process
+from elasticlib.processes import catches, close_each, files_with_content, is_paused, process_facts, signal_process
 from elasticlib.stacks import with_heading
 from elasticlib.workers.child import _child, _report
 from elasticlib.workers.spawner import _kernel_facts
@@ -66,7 +66,7 @@ class StackRequest:
         """
         _clear(self.faults)
         signum = _child.OWN_STACK_SIGNAL if is_alone else _child.STACKS_SIGNAL
-        if _kernel_facts.catches(self.pid, signum):
+        if catches(self.pid, signum):
             self.was_sent, self.is_alone, self._size = True, is_alone, -1
             signal_process(self.handle, signum)
 

@@ -23,8 +23,10 @@ from elasticlib import processes
 from elasticlib._clock import monotonic
 from elasticlib.processes import (
     Channel,
+    catches,
     close_each,
     files_with_content,
+    ignores,
     is_ending,
     is_memory_cleaner,
     signal_descendant,
@@ -107,7 +109,7 @@ class WorkerProcess:
         A signal would interrupt a system call of a sleeping thread, and stacks of other running
         threads change during a look.
         """
-        can_answer = self.local_rank == 0 and _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL)
+        can_answer = self.local_rank == 0 and catches(self.pid, _child.STACKS_SIGNAL)
         return can_answer and _kernel_facts.only_main_thread_runs(self.pid)
 
     def ask(self, signum: int) -> None:
@@ -134,7 +136,7 @@ class WorkerProcess:
         Return True if its function had returned: *signum*, which it does not handle, would cut
         its exit handlers off.
         """
-        return self.course.was_waiting and not _kernel_facts.catches(self.pid, signum)
+        return self.course.was_waiting and not catches(self.pid, signum)
 
     def send_group(self, signum: int) -> None:
         """Signal its group; SIGKILL spares the process that removes its shared memory."""
@@ -173,7 +175,7 @@ class WorkerProcess:
             return True
         # Processes that ignore the signal may end for other reasons: they get some time, too.
         had_their_time = self.course.patience_is_over(monotonic())
-        return had_their_time and all(_kernel_facts.ignores(pid, self.signum) for pid in left)
+        return had_their_time and all(ignores(pid, self.signum) for pid in left)
 
     def kill(self) -> None:
         """SIGKILL it and its group."""
@@ -216,11 +218,11 @@ class WorkerProcess:
         if not self.course.for_group:
             # Its children have its handler too, if they were forked after it was set, and nothing
             # to save.
-            if _kernel_facts.catches(self.pid, signum):
+            if catches(self.pid, signum):
                 signal_process(self.handle, signum)
             return
         for pid in self._group():
-            if _kernel_facts.catches(pid, signum):
+            if catches(pid, signum):
                 signal_descendant(os.getpid(), pid, signum)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from elasticlib.workers.child import _report
 from elasticlib.workers.child._announcing import ProgramOutcome
 from elasticlib.workers.child._exiting import ExitCourse, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
-from elasticlib.workers.spawner import _kernel_facts
+from elasticlib.workers.spawner import _kernel_facts, _worker_process
 from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._spawner import Spawner
 from elasticlib.workers.spawner._worker_process import Left, WorkerProcess
@@ -551,7 +551,7 @@ def test_stop_releases_returned_functions_and_signals_only_handlers(
     yard: Yard, handles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without one the signal would cut off their exit handlers."""
-    monkeypatch.setattr(_kernel_facts, "catches", lambda *_: handles)
+    monkeypatch.setattr(_worker_process, "catches", lambda *_: handles)
     yard.workers_left.release.begin_round()
     released, _ = yard.workers_left.release.for_workers()
     returned, runs = yard.worker(0), yard.worker(1)
@@ -565,7 +565,7 @@ def test_stop_releases_returned_functions_and_signals_only_handlers(
 
 def test_a_worker_that_sleeps_is_not_asked_where_it_is(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal would end the system call in which it sleeps."""
-    monkeypatch.setattr(_kernel_facts, "catches", lambda *_: True)
+    monkeypatch.setattr(_worker_process, "catches", lambda *_: True)
     yard.worker(0)
     with open(f"/proc/{yard.workers[0]}/stat") as file:
         while file.read().split()[2] != "S":
