@@ -65,10 +65,12 @@ from elasticlib.workers import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from elasticlib.agent import HealthCheckServer, LocalElasticAgent
-    from elasticlib.engines import Engine
+    from elasticlib.engines import BatchEngine, Engine
     from elasticlib.job import Source
-    from elasticlib.remote import RemoteLaunch
+    from elasticlib.remote import BatchLaunch, RemoteLaunch
     from elasticlib.workers import ForkServer, Preparation
 
 _log = logging.getLogger("elasticlib")
@@ -119,11 +121,11 @@ class elastic_launch:  # noqa: N801 - torch's name
         entrypoint: Entrypoint,
         health_check_server: HealthCheckServer | None = None,
         *,
-        on: Engine | None = None,
+        on: Engine | BatchEngine | None = None,
     ) -> None:
         # Invalid settings are refused now; the call reads the settings again.
         as_launch_config(config)
-        if on is not None and not callable(getattr(on, "place", None)):
+        if on is not None and not (_is_placing(on) or callable(getattr(on, "submit", None))):
             raise ConfigError.of_setting("on", f"{on!r} is not an engine: give one, such as Ssh(['h1', 'h2'])")
         if on is not None and health_check_server is not None:
             raise ConfigError("health_check_server cannot be combined with on: each node has its own; leave it out")
@@ -151,12 +153,20 @@ class elastic_launch:  # noqa: N801 - torch's name
             return Job(self._remote_launch(self._on, args, kwargs)).begin()
         return Job(CheckedLaunch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
 
-    def _remote_launch(self, engine: Engine, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RemoteLaunch:
-        from elasticlib.remote import RemoteLaunch
+    def _remote_launch(
+        self, engine: Engine | BatchEngine, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> RemoteLaunch | BatchLaunch:
+        from elasticlib.remote import RemoteLaunch, batch_launch
 
         config = as_launch_config(self._config)
         title, grace = title_of(self._entrypoint, args), _shutdown_timeout(config)
-        return RemoteLaunch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
+        if _is_placing(engine):
+            return RemoteLaunch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
+        return batch_launch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
+
+
+def _is_placing(engine: Engine | BatchEngine) -> TypeIs[Engine]:
+    return callable(getattr(engine, "place", None))
 
 
 def launch_agent(
@@ -181,6 +191,8 @@ class CheckedLaunch:
     *is_started*: it runs in the background of the program. *follows_callers*: its output goes through
     ``sys.stdout``, which later callers may replace.
     """
+
+    outlives_program = False
 
     def __init__(
         self,

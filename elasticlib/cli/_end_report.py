@@ -17,15 +17,20 @@ log = logging.getLogger("elasticlib.run")
 _OF_KUBERNETES = "/dev/termination-log"
 
 
-def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str, str]) -> None:
-    """Report the end of a launch without success; a report that cannot be made is a warning."""
+def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str, str]) -> bool:
+    """
+    Report the end of a launch without success; a report that cannot be made is a warning.
+
+    Return True if the Slurm job is requeued.
+    """
     if isinstance(error, RendezvousGracefulExitError):
-        return
+        return False
     _write(settings.termination_log, termination_message(error))
     if may_be_requeued(error, settings):
-        _requeue(environ)
-    elif has_lost_nodes(error):
+        return _requeue(environ)
+    if has_lost_nodes(error):
         _give_allocation_back(settings, environ)
+    return False
 
 
 def _write(path: str | None, text: str) -> None:
@@ -38,12 +43,13 @@ def _write(path: str | None, text: str) -> None:
         log.warning("the termination log cannot be written: %s", failure)
 
 
-def _requeue(environ: Mapping[str, str]) -> None:
+def _requeue(environ: Mapping[str, str]) -> bool:
     why_not = requeue(environ)
     if why_not:
         log.warning("the job is not requeued: %s", why_not)
     else:
         log.warning("the job is requeued")
+    return not why_not
 
 
 def _give_allocation_back(settings: ExitSettings, environ: Mapping[str, str]) -> None:

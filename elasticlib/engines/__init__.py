@@ -1,7 +1,8 @@
 """
 Engines: programs that place one agent on each node, such as Slurm, Kubernetes and SSH.
 
-`Ssh` starts agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Engine` and `Placement` are the
+`Ssh` starts agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Slurm` submits such a call as a job
+(`elasticlib.remote` has it, `_slurm_script` its text and `_slurm_jobs` its commands). `Engine` and `Placement` are the
 protocol that another engine follows; `Supervisor` decides what is done about its agents.
 
 For jobs that an engine has started on its own:
@@ -57,9 +58,23 @@ if typing.TYPE_CHECKING:
         AgentOutput as AgentOutput,
         AgentResult as AgentResult,
         AgentUp as AgentUp,
+        BatchEngine as BatchEngine,
         Engine as Engine,
         EngineEvent as EngineEvent,
         Placement as Placement,
+    )
+    from elasticlib.engines._slurm_jobs import (
+        SlurmJob as SlurmJob,
+        allocation_of as allocation_of,
+        cancel_job as cancel_job,
+        slurm_job as slurm_job,
+        steps_of as steps_of,
+        submit_script as submit_script,
+    )
+    from elasticlib.engines._slurm_options import (
+        BatchOptions as BatchOptions,
+        SlurmValue as SlurmValue,
+        name_of_job as name_of_job,
     )
     from elasticlib.engines._slurm_queries import (
         end_of_job as end_of_job,
@@ -68,6 +83,7 @@ if typing.TYPE_CHECKING:
         reachable as reachable,
         requeue as requeue,
     )
+    from elasticlib.engines._slurm_script import batch_script as batch_script, output_options as output_options
     from elasticlib.engines._ssh import Ssh as Ssh
     from elasticlib.engines._supervisor import (
         Action as Action,
@@ -82,6 +98,7 @@ if typing.TYPE_CHECKING:
         StopAll as StopAll,
         Supervisor as Supervisor,
     )
+    from elasticlib.remote import Slurm as Slurm
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
@@ -92,13 +109,17 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (
-            "AgentCommand AgentLost AgentOutput AgentResult AgentUp Engine EngineEvent Placement"
+            "AgentCommand AgentLost AgentOutput AgentResult AgentUp BatchEngine Engine EngineEvent Placement"
         ),
+        "elasticlib.engines._slurm_jobs": "SlurmJob allocation_of cancel_job slurm_job steps_of submit_script",
         "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
+        "elasticlib.engines._slurm_options": "BatchOptions SlurmValue name_of_job",
+        "elasticlib.engines._slurm_script": "batch_script output_options",
         "elasticlib.engines._ssh": "Ssh",
         "elasticlib.engines._supervisor": (
             "Action AgentEnded BeginNode CallRules OutcomeKind PlaceAll RaiseError Replace ReturnResults StopAll "
             "Supervisor"
         ),
+        "elasticlib.remote": "Slurm",
     },
 )

@@ -18,9 +18,11 @@ Rules for an engine:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from attrs import field, frozen
+
+from elasticlib.spec import LaunchConfig
 
 
 @frozen
@@ -111,4 +113,19 @@ class Engine(Protocol):
 
         Raises `ConfigError` or `StartError`, with nothing left, if that is impossible. A machine that cannot be
         reached is an `AgentLost`.
+        """
+
+
+class BatchEngine(Protocol):
+    """A source of machines that runs a whole job later, such as `Slurm`: its nodes need no client meanwhile."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines, with one node of the job each."""
+
+    def submit(self, title: str, call: bytes, config: LaunchConfig) -> Any:
+        """
+        Submit the packed *call* with this *title*.
+
+        Raises `ConfigError` or `StartError`, with nothing left, if it is refused.
         """

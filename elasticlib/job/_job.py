@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from attrs import evolve
 from typing_extensions import Self
 
 from elasticlib import records
@@ -57,6 +58,8 @@ class LaunchWork(Protocol):
     grace: float
     quit_shows_stacks: bool
     """True if SIGQUIT shows the stacks of all workers; False if the user chose it as a stop signal."""
+    outlives_program: bool
+    """True if the workers go on after the end of this program: a batch system has them."""
 
     @property
     def folder(self) -> str:
@@ -97,6 +100,8 @@ class Job:
         """True if `jobs` lists it; False if a tool started it, and not the user."""
         self._listener = listener
         """Second receiver of all records, or None."""
+        self.outlives_program = work.outlives_program
+        """True if the end of the program does not stop it: a batch system has it."""
         self.cell = None if is_owned else current_cell()
         """Notebook cell that started it, or None."""
         self._work: LaunchWork | None = work
@@ -205,6 +210,13 @@ class Job:
                 self._workers.note_files()
                 self._wake_followers()
 
+    def note_engine(self, facts: Mapping[str, str], state: str = "starting") -> None:
+        """Note what a batch system says about the job, and its *state* (`JobStatus`)."""
+        with self._changed:
+            self._workers.engine = {**self._workers.engine, **facts}
+            self._workers.course = evolve(self._workers.course, state=state)
+            self._changed.notify_all()
+
     def _show_stacks(self) -> None:
         """Print the stacks to stderr if they were requested for the console."""
         why = self._workers.take_heading()
@@ -312,7 +324,8 @@ class Job:
             (state, why), seconds, ranks = self._end(), self._ended - self._began, workers.last
         else:
             state, why, seconds, ranks = course.state, course.why, monotonic() - self._began, workers.ranks()
-        return JobStatus(self.name, state, why, seconds, course.restarts, course.round, course.nodes, ranks)
+        engine = workers.engine
+        return JobStatus(self.name, state, why, seconds, course.restarts, course.round, course.nodes, ranks, engine)
 
     def _end(self) -> tuple[str, str]:
         """Return how the job has ended, and why."""
@@ -465,6 +478,8 @@ class _Workers:
         """By global rank, the files of its output so far, in the order of rounds."""
         self.stacks: dict[int, str] | None = None
         """Answer to the last request for stacks, by global rank; None until it comes."""
+        self.engine: Mapping[str, str] = {}
+        """As `JobStatus.engine`."""
         self.last: tuple[RankStatus, ...] = ()
         self._heading = ""
         """Heading of the stacks that the console will show when they arrive; empty for none."""

@@ -109,7 +109,7 @@ class Register:
 
     def _stop_all(self) -> None:
         """Stop all jobs at the end of the program."""
-        left = self.running()
+        left = [job for job in self.running() if not job.outlives_program]
         for job in left:
             if not job.is_owned:
                 _log.warning(

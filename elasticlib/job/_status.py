@@ -128,6 +128,8 @@ class JobStatus:
     nodes: int
     ranks: tuple[RankStatus, ...] = field(factory=tuple)
     """Status of the workers of this machine, by local rank."""
+    engine: Mapping[str, str] = field(factory=dict)
+    """For a job of a batch system its ``engine``, ``job_id``, ``folder``, ``state`` and ``reason`` there; else {}."""
 
     def __str__(self) -> str:
         head = f"job {self.headline()}"
@@ -141,8 +143,14 @@ class JobStatus:
         """Return name, state, duration and reason in one line."""
         restarts = f", restart {self.restarts}" if self.restarts else ""
         when = "after" if self.state in ENDED_STATES else "for"
-        head = f"{self.name!r}: {self.state} {when} {self.seconds:.1f} s{restarts}"
+        head = f"{self.name!r}: {self.state} {when} {self.seconds:.1f} s{restarts}{self._engine_text()}"
         return f"{head}: {self.why}" if self.why else head
+
+    def _engine_text(self) -> str:
+        if not self.engine:
+            return ""
+        words = " ".join(filter(None, (self.engine.get("state"), self.engine.get("reason"))))
+        return f" ({self.engine['engine']} job {self.engine['job_id']}{f': {words}' if words else ''})"
 
 
 ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})

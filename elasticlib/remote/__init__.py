@@ -4,6 +4,8 @@ A call of `elastic_launch` on the machines of an engine: ``on=Ssh(["h1", "h2"])`
 `RemoteLaunch` is the client's side: it packs the call, runs the engine's placement, and carries out the decisions of
 `elasticlib.engines.Supervisor`. The module `_node` is the agent that the engine starts on each machine: it unpacks the
 call and launches one node. `_call` has the formats of their messages.
+
+On a batch system, ``on=Slurm(nodes=4)``, client and nodes exchange files instead: `_slurm` describes how.
 """
 
 from __future__ import annotations
@@ -13,6 +15,15 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
+    from elasticlib.remote._batch_launch import BatchLaunch as BatchLaunch, batch_launch as batch_launch
     from elasticlib.remote._remote_launch import RemoteLaunch as RemoteLaunch
+    from elasticlib.remote._slurm import Slurm as Slurm
 
-__getattr__, __dir__, __all__ = _lazy.names(__name__, {"elasticlib.remote._remote_launch": "RemoteLaunch"})
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.remote._batch_launch": "BatchLaunch batch_launch",
+        "elasticlib.remote._remote_launch": "RemoteLaunch",
+        "elasticlib.remote._slurm": "Slurm",
+    },
+)

@@ -11,7 +11,7 @@ import io
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from json import dumps
 from typing import Any
@@ -31,7 +31,7 @@ from elasticlib.errors import (
     RendezvousGracefulExitError,
     SignalException,
 )
-from elasticlib.job import Place, combined_error
+from elasticlib.job import Place, Results, combined_error
 from elasticlib.spec import Entrypoint, LaunchConfig, entrypoint_name
 from elasticlib.workers import pack_call as pack_for_workers
 from elasticlib.workers.child import Pickler, pack_exception, unpack_exception
@@ -129,6 +129,18 @@ def _enter_folder(folder: str, search_path: str) -> None:
         os.chdir(folder)
     if search_path and os.path.isdir(search_path):
         sys.path.insert(0, search_path)
+
+
+def settings_on_node(call: Call) -> dict[str, Any]:
+    """Return the settings that differ on a node, whose program is not the client's."""
+    config = call.config
+    changed: dict[str, Any] = {}
+    if callable(call.entrypoint):
+        # The program here is the agent, not the script that the function is from.
+        changed["main"] = "value"
+    if config.show is None and config.logs_specs is None:
+        changed["show"] = "all"
+    return changed
 
 
 # The settings of the job.
@@ -236,6 +248,24 @@ def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseExcep
     error = ChildFailedError(title, dict(sorted(failures.items())))
     error._elastic_ranks = read_outcome(packed).world
     return combined_error(error, cause, raise_as)
+
+
+def error_of_place(packed: Mapping[int, bytes], place: int, raise_as: str) -> BaseException:
+    """Return the exception of the node at *place*, with the failures of other nodes that failed with it."""
+    kind = read_outcome(packed[place]).kind
+    others = [each for other, each in packed.items() if other != place and read_outcome(each).kind == kind]
+    return error_of(packed[place], others, raise_as)
+
+
+def merged_results(packed: Iterable[bytes]) -> Results:
+    """Return the results of all ranks, from the outcomes of nodes."""
+    merged = Results()
+    for each in packed:
+        if read_outcome(each).ranks:
+            values, places = results_of(each)
+            merged.update(values)
+            merged.places.update(places)
+    return Results(dict(sorted(merged.items())), merged.places)
 
 
 def _with_head(head: Mapping[str, Any], body: bytes) -> bytes:

@@ -32,7 +32,7 @@ from elasticlib.errors import SignalException
 from elasticlib.job import Job
 from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
-from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, unpack_call
+from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
 
@@ -252,12 +252,8 @@ def _config_of(call: Call, settings: JobSettings, workers: int) -> LaunchConfig:
         "rdzv_configs": {**config.rdzv_configs, "is_host": settings.is_host},
         "token": settings.token,
         "local_addr": _address(),
+        **settings_on_node(call),
     }
-    if callable(call.entrypoint):
-        # The program here is the agent, not the script that the function is from.
-        changed["main"] = "value"
-    if config.show is None and config.logs_specs is None:
-        changed["show"] = "all"
     if workers and config.nproc_per_node == "auto":
         changed["nproc_per_node"] = workers
     return evolve(config, **changed)

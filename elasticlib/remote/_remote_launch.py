@@ -29,6 +29,7 @@ from elasticlib.engines import (
     AgentOutput,
     AgentResult,
     AgentUp,
+    BatchEngine,
     BeginNode,
     CallRules,
     Engine,
@@ -46,7 +47,7 @@ from elasticlib.engines import (
 from elasticlib.errors import ConfigError, SignalException, StartError
 from elasticlib.job import Results
 from elasticlib.processes import start_thread, wait_readable
-from elasticlib.remote._call import JobSettings, error_of, pack_call, read_outcome, results_of
+from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, Inbox, StopRequest, interruption, parse_signals
 
@@ -66,6 +67,7 @@ class RemoteLaunch:
     """A checked launch on the machines of an engine, which can run once."""
 
     quit_shows_stacks = False
+    outlives_program = False
     folder = ""
 
     def __init__(
@@ -83,7 +85,7 @@ class RemoteLaunch:
         self.signums = parse_signals(config.signals_to_handle)
         self._engine, self._raise_as = engine, config.raise_as
         self._config = evolve(config, shutdown_timeout=grace)
-        min_nodes = _min_nodes(config, engine)
+        min_nodes = least_nodes(config, engine)
         self._rules = CallRules(engine.nodes, min_nodes, engine.endpoint)
         packed = pack_call(self._config, entrypoint, args, kwargs)
         self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
@@ -99,7 +101,7 @@ class RemoteLaunch:
             return run.to_its_end(self.grace)
 
 
-def _min_nodes(config: LaunchConfig, engine: Engine) -> int:
+def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine) -> int:
     """Return the minimum number of nodes. Raises `ConfigError` for settings that the engine gives itself."""
     nodes, most = engine.nodes, config.max_nodes
     if config.min_nodes == "all" or (config.min_nodes, most) == (1, 1):
@@ -277,7 +279,7 @@ class _Run:
         event = received.event
         match event:
             case AgentOutput():
-                _show(event.data)
+                show_output(event.data)
                 return None
             case AgentResult():
                 return self._ended(event)
@@ -331,29 +333,15 @@ class _Run:
         # Before, no agent has anything to stop, and one that still connects would only delay the error.
         self.close()
         if isinstance(decision, ReturnResults):
-            return self._merged()
+            return merged_results(self._results.values())
         if decision.place is None:
             raise StartError(decision.why)
 
-        others = [packed for place, packed in self._results.items() if place != decision.place]
-        failed = [packed for packed in others if read_outcome(packed).kind == self._kind_of(decision.place)]
-        error = error_of(self._results[decision.place], failed, self._config.raise_as)
+        error = error_of_place(self._results, decision.place, self._config.raise_as)
         raise error from error.__cause__
 
-    def _kind_of(self, place: int) -> object:
-        return read_outcome(self._results[place]).kind
 
-    def _merged(self) -> Results:
-        merged = Results()
-        for packed in self._results.values():
-            if read_outcome(packed).ranks:
-                values, places = results_of(packed)
-                merged.update(values)
-                merged.places.update(places)
-        return Results(dict(sorted(merged.items())), merged.places)
-
-
-def _show(data: bytes) -> None:
+def show_output(data: bytes) -> None:
     """Write output of workers to the stream of this program that it is for."""
     stream = sys.stderr if data[:1] == b"\x02" else sys.stdout
     with contextlib.suppress(OSError, ValueError):

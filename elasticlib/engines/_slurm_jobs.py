@@ -1,0 +1,132 @@
+"""
+Jobs of Slurm, by its own commands: submit, ask for the state, cancel.
+
+Rules of this file: commands run in sessions of their own, so that Ctrl-C in a terminal does not end them half-way. No
+answer is not an answer: only Slurm's word ends a job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from elasticlib.engines._placement import number_in
+from elasticlib.errors import StartError
+
+_SUBMIT_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
+"""Slurm's own MessageTimeout."""
+_OVER = frozenset(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT UNKNOWN".split()
+)
+"""States of jobs without processes, that do not start again (``man squeue``); UNKNOWN: Slurm has forgotten the job."""
+_PENDING = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT".split())
+_FIRST_SPECIAL_STEP = 2**32 - 16
+"""Steps from here on are those of batch scripts and interactive shells."""
+
+
+@frozen
+class SlurmJob:
+    """A job as Slurm shows it."""
+
+    number: str
+    state: str = ""
+    """As ``scontrol`` names it; UNKNOWN: Slurm does not know the job any more; empty: no answer."""
+    reason: str = ""
+    restarts: int = 0
+
+    def __str__(self) -> str:
+        facts = ", ".join(filter(None, (self.state, self.reason)))
+        return f"Slurm job {self.number}{f' ({facts})' if facts else ''}"
+
+    @property
+    def is_over(self) -> bool:
+        """True if no process of the job is left, and it will not start again."""
+        return self.state in _OVER
+
+    @property
+    def is_pending(self) -> bool:
+        """True if it has no nodes now."""
+        return self.state in _PENDING
+
+
+def submit_script(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Submit the file *script*, and return the number of its job. Raises `StartError` if Slurm refuses it."""
+    # Given on the command line too: there they win over the user's SBATCH_* variables.
+    done = _answer(["sbatch", "--parsable", *options, script], _SUBMIT_SECONDS, environ)
+    if done is None:
+        raise StartError("sbatch does not answer: install Slurm's client programs here, or start slurmctld")
+    number = re.match(r"(\d+)(;|$)", done.stdout.strip())
+    if done.returncode or not number:
+        raise StartError(f"the job was refused: {_last_line(done.stderr) or f'sbatch ended with {done.returncode}'}")
+    return number[1]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.removeprefix("sbatch: ").strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(line.removeprefix("error: ") for line in lines[-3:])
+
+
+def slurm_job(number: str) -> SlurmJob:
+    """Return the job *number* as Slurm shows it now."""
+    done = _answer(["scontrol", "--oneliner", "show", "job", number], _ANSWER_SECONDS)
+    if done is None:
+        return SlurmJob(number)
+    return job_shown(number, done.stdout, done.stderr)
+
+
+def job_shown(number: str, shown: str, complaint: str) -> SlurmJob:
+    """Return the job *number* from the output of ``scontrol``."""
+    if "Invalid job id" in complaint:
+        return SlurmJob(number, "UNKNOWN")
+
+    facts = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+    reason = facts.get("Reason", "")
+    return SlurmJob(
+        number,
+        facts.get("JobState", ""),
+        reason.replace("None", ""),
+        number_in(facts, "Restarts") or 0,
+    )
+
+
+def cancel_job(number: str, *options: str) -> None:
+    """Cancel a job or a step: SIGTERM, and SIGKILL after Slurm's KillWait. One that has ended stays unchanged."""
+    _answer(["scancel", *options, number], _ANSWER_SECONDS)
+
+
+def allocation_of(environ: Mapping[str, str]) -> str:
+    """Return the number of the job whose nodes this program may use by srun; empty if it is outside, or in a step."""
+    step = number_in(environ, "SLURM_STEP_ID")
+    is_in_step = step is not None and step < _FIRST_SPECIAL_STEP
+    return "" if is_in_step else environ.get("SLURM_JOB_ID", "")
+
+
+def steps_of(number: str, name: str) -> list[str]:
+    """Return the running steps of job *number* that have this *name*."""
+    done = _answer(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i %j"], _ANSWER_SECONDS)
+    rows = [] if done is None else [line.split() for line in done.stdout.splitlines()]
+    return [row[0] for row in rows if row[1:] == [name]]
+
+
+def _answer(
+    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Return the end of a command of Slurm; None if it cannot be called, or does not answer."""
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=os.environ if environ is None else environ,
+            timeout=seconds,
+            start_new_session=True,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None

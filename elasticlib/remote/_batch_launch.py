@@ -1,0 +1,322 @@
+"""
+The client's side of a call on a batch system: submit it, show its output, wait for its files, cancel it.
+
+Rules of this file: files of the nodes are looked at often, and the batch system is asked seldom. Only its word, or a
+node's outcome, ends the call. An interrupt or a stop cancels the job, and returns once its processes are gone.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import logging
+import math
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, evolve, field
+
+from elasticlib._clock import monotonic
+from elasticlib.engines import (
+    AgentEnded,
+    BatchEngine,
+    RaiseError,
+    ReturnResults,
+    SlurmJob,
+    cancel_job,
+    slurm_job,
+    steps_of,
+)
+from elasticlib.errors import SignalException, StartError
+from elasticlib.job import Results
+from elasticlib.processes import wait_readable
+from elasticlib.remote._batch_decision import decide
+from elasticlib.remote._batch_files import ERRORS, OUTPUT, Submission
+from elasticlib.remote._call import error_of_place, merged_results, pack_call, read_outcome
+from elasticlib.remote._remote_launch import least_nodes, show_output
+from elasticlib.spec import Entrypoint, LaunchConfig
+from elasticlib.workers import HandledSignals, StopRequest, interruption, parse_signals
+
+if TYPE_CHECKING:
+    from elasticlib.job import Job
+
+_log = logging.getLogger("elasticlib")
+_LOOK_SECONDS = 0.1
+_ASK_SECONDS = 5.0
+_SOON_SECONDS = 0.5
+"""Seconds between questions at the end of a run."""
+_LATE_SECONDS = 15.0
+"""Seconds for which files of a job that is over may appear late: network file systems keep old lists of files."""
+_WITH_FILES = ("COMPLETED", "FAILED", "UNKNOWN")
+"""States of jobs whose nodes have written files before."""
+_END_SECONDS = 10.0
+_MOST_OUTPUT = 2**20
+"""Bytes of a file that are shown at a time."""
+
+
+class BatchLaunch:
+    """A checked launch on a batch system, which can run once. *begin* submits it, or finds it."""
+
+    quit_shows_stacks = False
+    outlives_program = True
+    folder = ""
+
+    def __init__(
+        self, begin: Callable[[], Submission], title: str, grace: float, signums: tuple[signal.Signals, ...]
+    ) -> None:
+        self.title, self.grace, self.signums = title, grace, signums
+        self._begin = begin
+
+    def abandon(self) -> None:
+        """Release nothing: nothing was submitted."""
+
+    def __call__(self, job: Job) -> Results:
+        """Run the job to its end, and return the results of all ranks."""
+        with HandledSignals(self.signums, job.inbox):
+            return _Watch(self._begin(), job, self.grace).to_its_end()
+
+
+def batch_launch(
+    engine: BatchEngine,
+    config: LaunchConfig,
+    entrypoint: Entrypoint,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    title: str,
+    grace: float,
+) -> BatchLaunch:
+    """Return the launch of a call on *engine*. Raises `ConfigError` or `PicklingError`."""
+    least = least_nodes(config, engine)
+    # The token does not go through the folder.
+    sent = evolve(config, token=None, min_nodes=least, max_nodes=engine.nodes)
+    packed = pack_call(sent, entrypoint, args, kwargs)
+    begin = partial(engine.submit, title, packed, config)
+    return BatchLaunch(begin, title, grace, parse_signals(config.signals_to_handle))
+
+
+@define
+class _Output:
+    """A file of output, which is shown as it grows."""
+
+    path: str
+    stream: bytes
+    _read: int = 0
+    _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def skip(self) -> None:
+        """Leave out the output so far."""
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            self._read = file.seek(0, 2)
+
+    def show(self) -> bool:
+        """Show new output; return True if there may be more."""
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            file.seek(self._read)
+            data = file.read(_MOST_OUTPUT)
+            self._read += len(data)
+            if data:
+                show_output(self.stream + self._decoder.decode(data).encode())
+            return len(data) == _MOST_OUTPUT
+        return False
+
+
+class _Watch:
+    """One submission, until its end."""
+
+    def __init__(self, submission: Submission, job: Job, grace: float) -> None:
+        self._submission, self._job, self._grace = submission, job, grace
+        self._files = submission.folder
+        self._output = (_Output(self._files.file(OUTPUT), b"\x01"), _Output(self._files.file(ERRORS), b"\x02"))
+        if submission.is_attached:
+            for each in self._output:
+                each.skip()
+        self._packed: dict[tuple[int, int], bytes] = {}
+        self._outcomes: dict[tuple[int, int], AgentEnded] = {}
+        self._refused = set[str]()
+        self._seen = SlurmJob(submission.number)
+        self._ask_at = -math.inf
+        self._over_since = math.inf
+        job.note_engine({"engine": "slurm", "job_id": submission.number, "folder": self._files.path})
+
+    def to_its_end(self) -> Results:
+        """Return the results of all ranks, or raise the error of the job."""
+        decision = None
+        while decision is None:
+            for item in self._next(_LOOK_SECONDS):
+                self._check_stop(item)
+            decision = self._turn()
+        return self._conclude(decision)
+
+    def _next(self, seconds: float) -> list[object]:
+        inbox = self._job.inbox
+        wait_readable([inbox], seconds)
+        return inbox.drain()
+
+    # The files and Slurm's view.
+
+    def _turn(self) -> RaiseError | ReturnResults | None:
+        self._show_output()
+        self._read_results()
+        self._ask()
+        is_over = self._is_over()
+        decision = decide(self._of_last_run(), self._submission.record.nodes, is_over=is_over)
+        return self._without_outcome() if decision is None and is_over else decision
+
+    def _show_output(self) -> bool:
+        """Show new output; return True if there may be more."""
+        return any([output.show() for output in self._output])
+
+    def _read_results(self) -> None:
+        for place, name in self._files.results().items():
+            if place in self._outcomes or name in self._refused:
+                continue
+            try:
+                packed = self._files.read(name)
+                self._outcomes[place] = _ended(place[1], packed)
+            except OSError:
+                continue
+            except (ValueError, KeyError, TypeError) as error:
+                self._refused.add(name)
+                _log.warning("a result of job %s is ignored: %s", self._submission.number, error)
+            else:
+                self._packed[place] = packed
+
+    def _restarts(self) -> int:
+        """Return the restarts of the job before its last run."""
+        return max(self._seen.restarts, *(restarts for restarts, _ in self._outcomes), 0)
+
+    def _of_last_run(self) -> list[AgentEnded]:
+        last = self._restarts()
+        return [outcome for (restarts, _), outcome in self._outcomes.items() if restarts == last]
+
+    def _ask(self) -> None:
+        """Ask Slurm for the state of the job, if it is time."""
+        now = monotonic()
+        if now < self._ask_at:
+            return
+        seen = slurm_job(self._submission.number)
+        # Without an answer the last one counts.
+        if seen.state:
+            self._seen = seen
+        self._job.note_engine(
+            {"state": self._seen.state, "reason": self._seen.reason}, "starting" if seen.is_pending else "running"
+        )
+        is_soon = self._files.has_ended(self._restarts())
+        self._ask_at = monotonic() + (_SOON_SECONDS if is_soon else _ASK_SECONDS)
+
+    def _is_over(self) -> bool:
+        """Return True if no process of the call is left."""
+        script = self._submission.script
+        if script is not None:
+            return script.poll() is not None
+        has_ended = self._files.has_ended(self._restarts())
+        if has_ended and not self._seen.is_over:
+            self._ask_at = min(self._ask_at, monotonic() + _SOON_SECONDS)
+        return self._seen.is_over or (has_ended and self._submission.record.is_step)
+
+    def _without_outcome(self) -> RaiseError | None:
+        """Return the error of a job that is over without an outcome; None while files may be late."""
+        now = monotonic()
+        self._over_since = min(self._over_since, now)
+        is_late = now >= self._over_since + _LATE_SECONDS
+        if not is_late and self._may_have_files():
+            return None
+
+        missing = set(range(self._submission.record.nodes)) - {outcome.place for outcome in self._of_last_run()}
+        return RaiseError(
+            f"{self._seen} is over, without an outcome of nodes {sorted(missing)}; its output is in {self._files.path}"
+        )
+
+    def _may_have_files(self) -> bool:
+        """Return True if nodes may have written files before the job's end."""
+        return self._submission.script is None and self._seen.state in _WITH_FILES
+
+    # The end.
+
+    def _check_stop(self, item: object) -> None:
+        """Cancel the job and raise, if *item* asks for its end."""
+        if isinstance(item, int):
+            self._cancel(self._grace)
+            raise interruption(item, f"it ran job {self._job.name!r} as Slurm job {self._submission.number}")
+        if isinstance(item, StopRequest):
+            self._cancel(self._grace if item.grace is None else item.grace)
+            raise SignalException(item.why, signal.SIGTERM)
+
+    def _cancel(self, grace: float) -> None:
+        """Cancel the job, with *grace* for its workers; another signal kills it at once."""
+        is_step = self._submission.record.is_step
+        self._send("--signal=TERM" if is_step else "")
+        if not self._wait_for_end(grace):
+            self._send("--signal=KILL")
+            self._wait_for_end(_END_SECONDS)
+        script = self._submission.script
+        if script is not None and script.poll() is None:
+            script.kill()
+            script.wait()
+
+    def _send(self, option: str) -> None:
+        number, options = self._submission.number, filter(None, [option])
+        steps = steps_of(number, self._submission.step_name) if self._submission.record.is_step else [number]
+        for each in steps:
+            cancel_job(each, *options)
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        """Return True once the job is over; False after *seconds*, or after another signal."""
+        until = monotonic() + seconds
+        while not self._is_over():
+            items = self._next(_LOOK_SECONDS)
+            if monotonic() >= until or any(isinstance(item, int) for item in items):
+                return False
+            self._ask_at = min(self._ask_at, monotonic() + _SOON_SECONDS)
+            self._ask()
+        return True
+
+    def _conclude(self, decision: RaiseError | ReturnResults) -> Results:
+        """Return or raise the outcome of the call."""
+        has_all = isinstance(decision, ReturnResults) or len(self._of_last_run()) == self._submission.record.nodes
+        if has_all:
+            self._wait_for_mark()
+        elif not self._is_over():
+            self._cancel(self._grace)
+        while self._show_output():
+            pass
+        if isinstance(decision, RaiseError):
+            error = self._error(decision)
+            raise error from error.__cause__
+
+        merged = merged_results(data for (restarts, _), data in self._packed.items() if restarts == self._restarts())
+        self._job.note_engine({"state": "COMPLETED", "reason": ""})
+        if not self._submission.is_attached:
+            self._submission.remove()
+        return merged
+
+    def _error(self, decision: RaiseError) -> BaseException:
+        if decision.place is None:
+            return StartError(decision.why)
+        last = self._restarts()
+        packed = {node: data for (restarts, node), data in self._packed.items() if restarts == last}
+        return error_of_place(packed, decision.place, self._submission.record.raise_as)
+
+    def _wait_for_mark(self) -> None:
+        """Wait until the script has ended, so that all output is in the files."""
+        until = monotonic() + _END_SECONDS
+        while not (self._files.has_ended(self._restarts()) or self._is_over()):
+            has_signal = any(isinstance(item, int) for item in self._next(_LOOK_SECONDS))
+            if has_signal or monotonic() >= until:
+                return
+
+
+def _ended(node: int, packed: bytes) -> AgentEnded:
+    """Return the outcome of *node*. Raises ValueError, KeyError or TypeError."""
+    outcome = read_outcome(packed)
+    return AgentEnded(
+        node,
+        outcome.kind,
+        ranks=outcome.ranks,
+        world=outcome.world,
+        has_cause=outcome.has_cause,
+        why=outcome.why,
+    )

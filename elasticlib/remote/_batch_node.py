@@ -1,0 +1,107 @@
+"""
+The program on each node of a batch job: ``python -m elasticlib.remote._batch_node FOLDER``, started by ``srun``.
+
+It reads the call from the folder, launches its node as ``elasticrun`` does in the same step, and writes the outcome to
+the folder. It exits with the status of ``elasticrun``.
+
+Rules of this file: without the token of the submission nothing is read. A run of the job after which it is requeued
+writes no outcome: the next run will.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from typing import NoReturn
+
+from attrs import evolve
+
+from elasticlib import records
+from elasticlib._clock import wall_time
+from elasticlib.cli import ExitSettings, exit_status, report_end
+from elasticlib.engines import EngineContext, engine_context, kill_wait, reachable, with_all_nodes
+from elasticlib.errors import ConfigError, ElasticError
+from elasticlib.job import Job, Results
+from elasticlib.launch import CheckedLaunch
+from elasticlib.remote._batch_files import CALL, BatchFolder, result_name
+from elasticlib.remote._call import Call, pack_error, pack_results, settings_on_node, unpack_call
+from elasticlib.run import carry_out
+from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
+
+
+def main() -> None:
+    """Run this node to its end, and exit with its status."""
+    parser = argparse.ArgumentParser(prog="python -m elasticlib.remote._batch_node")
+    parser.add_argument("folder")
+    parser.add_argument("--requeue", type=int, default=0)
+    options = parser.parse_args()
+    carry_out(lambda: _run(options.folder, options.requeue), whole_program=True)
+
+
+def _run(path: str, requeue: int) -> NoReturn:
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(f"{TOKEN_VARIABLE} is not set: Slurm did not pass the client's environment to this step")
+    context = engine_context(os.environ, "slurm", now=wall_time())
+    assert context is not None
+    node = _BatchNode(BatchFolder(path, token), context, ExitSettings(requeue=requeue, engine=context))
+    sys.exit(node.run())
+
+
+class _BatchNode:
+    """This node of the call."""
+
+    def __init__(self, folder: BatchFolder, context: EngineContext, exits: ExitSettings) -> None:
+        self._folder, self._context, self._exits = folder, context, exits
+        self._world = 0
+
+    def run(self) -> int:
+        """Launch the node, write its outcome, and return the exit status."""
+        try:
+            results = self._launched()
+            packed = pack_results(results, results.places, self._world)
+        except BaseException as error:
+            return self._failed(error)
+        self._write(packed)
+        return 0
+
+    def _launched(self) -> Results:
+        try:
+            packed = self._folder.read(CALL)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the call cannot be read: {error}") from error
+        call = unpack_call(packed)
+        launch = CheckedLaunch(self._config(call), call.entrypoint, call.args, None, call.kwargs)
+        return Job(launch, listener=self._listen).run()
+
+    def _config(self, call: Call) -> LaunchConfig:
+        """Return the settings of this node's launch, with those that its step has."""
+        least = call.config.min_nodes
+        config = evolve(call.config, min_nodes="all", max_nodes=1, token=self._folder.token, **settings_on_node(call))
+        filled, _ = with_all_nodes(
+            config, os.environ, now=wall_time(), reachable=reachable, kill_wait=partial(kill_wait, os.environ)
+        )
+        return evolve(filled, min_nodes=least)
+
+    def _listen(self, record: records.Record) -> None:
+        if isinstance(record, records.RoundStarted):
+            self._world = record.world_size
+
+    def _failed(self, error: BaseException) -> int:
+        """Report *error* to Slurm and to the client, and return the exit status."""
+        if not isinstance(error, ElasticError):
+            self._write(pack_error(error, self._world))
+            return 1
+        is_requeued = report_end(error, self._exits, os.environ)
+        if not is_requeued:
+            self._write(pack_error(error, self._world))
+        return exit_status(error, self._exits)
+
+    def _write(self, packed: bytes) -> None:
+        self._folder.write(result_name(self._context.restart_count, self._context.node_rank or 0), packed)
+
+
+if __name__ == "__main__":
+    main()
