@@ -18,6 +18,7 @@ SUBCOMMANDS = MappingProxyType(
         "manifest": "elasticlib.cli._manifest",
         "stop": "elasticlib.cli._stop",
         "serve": "elasticlib.cli._serve",
+        "submit": "elasticlib.cli._submit",
     }
 )
 """

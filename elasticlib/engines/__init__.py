@@ -67,6 +67,7 @@ if typing.TYPE_CHECKING:
         SlurmJob as SlurmJob,
         allocation_of as allocation_of,
         cancel_job as cancel_job,
+        check_nodes as check_nodes,
         slurm_job as slurm_job,
         steps_of as steps_of,
         submit_script as submit_script,
@@ -111,7 +112,9 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._protocol": (
             "AgentCommand AgentLost AgentOutput AgentResult AgentUp BatchEngine Engine EngineEvent Placement"
         ),
-        "elasticlib.engines._slurm_jobs": "SlurmJob allocation_of cancel_job slurm_job steps_of submit_script",
+        "elasticlib.engines._slurm_jobs": (
+            "SlurmJob allocation_of cancel_job check_nodes slurm_job steps_of submit_script"
+        ),
         "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
         "elasticlib.engines._slurm_options": "BatchOptions SlurmValue name_of_job",
         "elasticlib.engines._slurm_script": "batch_script output_options",

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from elasticlib.engines._placement import number_in
-from elasticlib.errors import StartError
+from elasticlib.errors import ConfigError, StartError
 
 _SUBMIT_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
@@ -25,6 +25,7 @@ _OVER = frozenset(
 )
 """States of jobs without processes, that do not start again (``man squeue``); UNKNOWN: Slurm has forgotten the job."""
 _PENDING = frozenset("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT".split())
+_USUAL_REASONS = frozenset("BeginTime Cleaning Dependency None Priority Prolog Reservation Resources".split()) | {""}
 _FIRST_SPECIAL_STEP = 2**32 - 16
 """Steps from here on are those of batch scripts and interactive shells."""
 
@@ -49,6 +50,11 @@ class SlurmJob:
         return self.state in _OVER
 
     @property
+    def may_never_start(self) -> bool:
+        """True if the job waits for more than other jobs to end."""
+        return self.is_pending and self.reason not in _USUAL_REASONS
+
+    @property
     def is_pending(self) -> bool:
         """True if it has no nodes now."""
         return self.state in _PENDING
@@ -56,14 +62,32 @@ class SlurmJob:
 
 def submit_script(script: str, options: Sequence[str], environ: Mapping[str, str]) -> str:
     """Submit the file *script*, and return the number of its job. Raises `StartError` if Slurm refuses it."""
-    # Given on the command line too: there they win over the user's SBATCH_* variables.
-    done = _answer(["sbatch", "--parsable", *options, script], _SUBMIT_SECONDS, environ)
+    # Variables of a step around this program would be options of srun in the job, or mark it as a terminal.
+    own = {name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
+    # Options are given on the command line, too: there they win over the user's SBATCH_* variables.
+    done = _answer(["sbatch", "--parsable", *options, script], _SUBMIT_SECONDS, own)
     if done is None:
         raise StartError("sbatch does not answer: install Slurm's client programs here, or start slurmctld")
     number = re.match(r"(\d+)(;|$)", done.stdout.strip())
     if done.returncode or not number:
         raise StartError(f"the job was refused: {_last_line(done.stderr) or f'sbatch ended with {done.returncode}'}")
     return number[1]
+
+
+def check_nodes(nodes: int, partition: str | None) -> None:
+    """Raise `ConfigError` for more *nodes* than *partition* has, for which a job would wait forever."""
+    done = _answer(["sinfo", "--noheader", "--format=%P %D"], _ANSWER_SECONDS)
+    largest = nodes_of(partition, "" if done is None else done.stdout)
+    if largest is not None and nodes > largest:
+        where = f"partition {partition!r}" if partition else "the default partition"
+        raise ConfigError.of_setting("nodes", f"{nodes} is more than {where} has: give {largest} or less")
+
+
+def nodes_of(partition: str | None, shown: str) -> int | None:
+    """Return the number of nodes of *partition* (None: the default one) from what ``sinfo`` shows; None if unknown."""
+    rows = re.findall(r"^(\S+?)(\*?) +(\d{1,9})$", shown, re.MULTILINE)
+    counts = [int(count) for name, mark, count in rows if (name == partition if partition else mark)]
+    return sum(counts) or None
 
 
 def _last_line(text: str) -> str:

@@ -200,6 +200,8 @@ class _Watch:
         seen = slurm_job(self._submission.number)
         # Without an answer the last one counts.
         if seen.state:
+            if seen.may_never_start and seen.reason != self._seen.reason:
+                _log.warning("%s may never start: its reason is explained in `man squeue`", seen)
             self._seen = seen
         self._job.note_engine(
             {"state": self._seen.state, "reason": self._seen.reason}, "starting" if seen.is_pending else "running"

@@ -27,6 +27,7 @@ from elasticlib.engines import (
     SlurmValue,
     allocation_of,
     batch_script,
+    check_nodes,
     name_of_job,
     output_options,
     submit_script,
@@ -106,6 +107,8 @@ class Slurm:
         allocation = allocation_of(os.environ)
         if allocation:
             self._check_for_step(allocation)
+        elif "clusters" not in self._options.more:
+            check_nodes(self.nodes, self._options.partition)
         record = Record(self.nodes, title, config.raise_as, bool(allocation))
         token = config.token or os.environ.get(TOKEN_VARIABLE) or None
         try:
@@ -131,10 +134,8 @@ class Slurm:
         if allocation:
             submission = Submission(folder, record, allocation, _run_script(folder, environ))
         else:
-            # Variables of a step around this program are no options for another job.
-            of_job = {each: environ[each] for each in environ if each == "SLURM_CONF" or not each.startswith("SLURM_")}
             options = (*self._options.lines(record.title), *output_options(folder.path))
-            submission = Submission(folder, record, submit_script(script, options, of_job))
+            submission = Submission(folder, record, submit_script(script, options, environ))
         submission.note()
         return submission
 

@@ -14,3 +14,9 @@ def script_of_page() -> str:
     """Return the script that trains on four nodes."""
     [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return str(script)
+
+
+def call_of_page() -> str:
+    """Return the Python file that submits a call."""
+    [text] = re.findall(r"```python\n(# call.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(text)

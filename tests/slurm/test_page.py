@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.slurm._cluster import Cluster
-from tests.slurm._page import script_of_page
+from tests.slurm._page import call_of_page, script_of_page
 
 pytestmark = pytest.mark.slow
 
@@ -32,3 +35,17 @@ def test_script_of_the_page_trains_on_four_nodes(slurm: Cluster, tmp_path: Path)
     assert "COMPLETED" == job.ends(), job.said
     for node in range(4):
         assert re.search(rf"node {node} of {node} trained with (\d+) of \1 ranks", job.said), job.said
+
+
+def test_file_of_the_page_prints_the_results_of_four_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "call.py").write_text(call_of_page())
+    done = subprocess.run(
+        slurm.head.entered("env", "--chdir", str(tmp_path), sys.executable, "call.py"),
+        env={**os.environ, **slurm.environment(), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+    found = re.findall(r"\('(\w+)', ([\d.]+)\)", done.stdout)
+    assert {"m1", "m2", "m3", "m4"} == {node for node, _ in found}, done.stdout + done.stderr
+    assert {str(len(found) * 0.5)} == {total for _, total in found}, done.stdout

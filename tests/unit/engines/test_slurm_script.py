@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticlib.engines import BatchOptions, Slurm, SlurmJob, allocation_of, batch_script, name_of_job
-from elasticlib.engines._slurm_jobs import job_shown
+from elasticlib.engines._slurm_jobs import job_shown, nodes_of
 from elasticlib.errors import ConfigError
 
 BOTH = "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-exit=0"
@@ -149,3 +149,24 @@ def test_state_of_a_job(shown: str, complaint: str, job: SlurmJob, is_over: bool
 )
 def test_allocation_of_a_program(environ: dict[str, str], number: str) -> None:
     assert number == allocation_of(environ)
+
+
+@pytest.mark.parametrize(
+    ("partition", "nodes"), [(None, 5), ("gpu", 4), ("all", 5), ("no-such", None), ("gpu,all", None)]
+)
+def test_nodes_of_a_partition(partition: str | None, nodes: int | None) -> None:
+    assert nodes == nodes_of(partition, "all* 3\nall* 2\ngpu 4\n")
+    assert nodes_of(partition, "") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "may_never_start"),
+    [
+        ("PENDING", "Resources", False),
+        ("PENDING", "", False),
+        ("PENDING", "PartitionNodeLimit", True),
+        ("RUNNING", "PartitionNodeLimit", False),
+    ],
+)
+def test_job_that_may_never_start(state: str, reason: str, may_never_start: bool) -> None:
+    assert may_never_start == SlurmJob("7", state, reason).may_never_start

@@ -1,0 +1,82 @@
+"""
+The subcommand ``elasticrun submit``: run a script on many nodes as a job of Slurm.
+
+Rules of this file: all is checked before Slurm gets the job, also the command that its nodes run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from elasticlib.cli._parser import PROG, Parser
+from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
+from elasticlib.errors import ConfigError
+
+_ENGINES = ("slurm",)
+
+
+def main(args: Sequence[str]) -> None:
+    """
+    Submit a job and print its number, or print its script.
+
+    Raises `ConfigError` for a wrong value, `StartError` if Slurm refuses the job, SystemExit (2) for wrong usage.
+    """
+    given = parser().parse_args(args)
+    launched = Parser(os.environ).parse_args(given.command)
+    try:
+        options = BatchOptions(given.nodes, given.time, given.partition, _values_of(given.sbatch), given.requeue)
+        if not given.print and "clusters" not in options.more:
+            check_nodes(options.nodes, options.partition)
+    except ConfigError as error:
+        raise error.with_name(f"--{error.setting}") if error.setting else error from None
+
+    lines = options.lines(os.path.basename(launched.training_script))
+    command = [*_launcher(), *(["--requeue", str(given.requeue)] if given.requeue else []), *given.command]
+    text = batch_script(lines, options.nodes, command, options.lines_of_step())
+    print(text.rstrip() if given.print else _submitted(text, lines), flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the subcommand's arguments."""
+    made = argparse.ArgumentParser(
+        prog=f"{PROG} submit",
+        usage=f"{PROG} submit --nodes N [options] -- [options of {PROG}] SCRIPT ...",
+        description=f"Submits a job that runs {PROG} on each of its nodes, and prints its number.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--engine", choices=_ENGINES, default="slurm", help="system that runs the job (default: slurm)")
+    made.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
+    made.add_argument("--time", help="time limit, such as 1:30:00, or minutes")
+    made.add_argument("--partition", help="partition of the nodes")
+    made.add_argument(
+        "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="other option of sbatch; may be repeated"
+    )
+    made.add_argument(
+        "--requeue", type=int, default=0, metavar="N", help="most times that the job is requeued (default: 0)"
+    )
+    made.add_argument("--print", action="store_true", help="print the script instead of submitting it")
+    made.add_argument("command", nargs="+", metavar="...", help=f"options of {PROG}, script and arguments, behind --")
+    return made
+
+
+def _values_of(texts: Sequence[str]) -> Mapping[str, SlurmValue]:
+    parts = [text.partition("=") for text in texts]
+    return {name: value if sign else True for name, sign, value in parts}
+
+
+def _launcher() -> list[str]:
+    """Return the command that launches a node, as this program was found."""
+    return [PROG] if shutil.which(PROG) else [sys.executable, "-m", "elasticlib.run"]
+
+
+def _submitted(text: str, options: Sequence[str]) -> str:
+    """Submit the script *text*, and return the number of its job."""
+    with tempfile.NamedTemporaryFile("w", prefix="elasticrun-", suffix=".sh") as file:
+        file.write(text)
+        file.flush()
+        return submit_script(file.name, options, os.environ)

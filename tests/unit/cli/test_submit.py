@@ -1,0 +1,72 @@
+"""The subcommand ``elasticrun submit``: the text of its job, and wrong values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from elasticlib.cli import _submit
+from elasticlib.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+
+def test_script_runs_the_command_on_each_node(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--nodes", "2", "--time", "1:00:00", "--requeue", "3", "--sbatch", "gpus-per-node=8"]
+    more = ["--sbatch", "exclusive", "--print"]
+    _submit.main([*options, *more, "--", "--nproc-per-node", "auto", "a/train.py", "--name", "two words"])
+
+    assert (
+        f"""\
+#!/bin/bash
+#SBATCH --job-name=train.py
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --export=ALL
+#SBATCH --time=1:00:00
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-exit=0 {sys.executable} \
+-m elasticlib.run --requeue 3 --nproc-per-node auto a/train.py --name 'two words'
+"""
+        == capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "0"], "--nodes=0 must be"),
+        (["--nodes", "2", "--time", "1h"], "--time='1h' must be"),
+        (["--nodes", "2", "--requeue", "-1"], "--requeue=-1 must be"),
+        (["--nodes", "2", "--sbatch", "output=x"], "--sbatch='output' cannot be given"),
+        (["--nodes", "2", "--sbatch", "comment="], "--sbatch.'comment'.='' must be one line"),
+    ],
+)
+def test_wrong_value_is_refused_by_its_option(options: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _submit.main([*options, "--", "train.py"])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--", "train.py"],
+        ["--nodes", "2"],
+        ["--nodes", "2", "--engine", "lsf", "--", "train.py"],
+        ["--nodes", "2", "--", "--no-such-option", "train.py"],
+        ["--nodes", "2", "--", "--max-restarts", "1"],
+    ],
+)
+def test_wrong_usage_exits_with_2(args: Sequence[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _submit.main(args)
