@@ -29,15 +29,14 @@ def main(args: Sequence[str]) -> None:
     given = parser().parse_args(args)
     launched = Parser(os.environ).parse_args(given.command)
     try:
-        options = BatchOptions(given.nodes, given.time, given.partition, _values_of(given.sbatch), given.requeue)
+        options = BatchOptions(given.nodes, given.time, given.partition, _values_of(given.sbatch), launched.requeue)
         if not given.print and "clusters" not in options.more:
             check_nodes(options.nodes, options.partition)
     except ConfigError as error:
         raise error.with_name(f"--{error.setting}") if error.setting else error from None
 
     lines = options.lines(os.path.basename(launched.training_script))
-    command = [*_launcher(), *(["--requeue", str(given.requeue)] if given.requeue else []), *given.command]
-    text = batch_script(lines, options.nodes, command, options.lines_of_step())
+    text = batch_script(lines, options.nodes, [*_launcher(), *given.command], options.lines_of_step())
     print(text.rstrip() if given.print else _submitted(text, lines), flush=True)
 
 
@@ -55,9 +54,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--partition", help="partition of the nodes")
     made.add_argument(
         "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="other option of sbatch; may be repeated"
-    )
-    made.add_argument(
-        "--requeue", type=int, default=0, metavar="N", help="most times that the job is requeued (default: 0)"
     )
     made.add_argument("--print", action="store_true", help="print the script instead of submitting it")
     made.add_argument("command", nargs="+", metavar="...", help=f"options of {PROG}, script and arguments, behind --")

@@ -109,7 +109,12 @@ class Register:
 
     def _stop_all(self) -> None:
         """Stop all jobs at the end of the program."""
-        left = [job for job in self.running() if not job.outlives_program]
+        running = self.running()
+        left = [job for job in running if not job.outlives_program]
+        for job in running:
+            if job.outlives_program:
+                _log.warning("%r continues after the end of its program", job)
+
         for job in left:
             if not job.is_owned:
                 _log.warning(

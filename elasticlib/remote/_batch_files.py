@@ -4,6 +4,7 @@ The files of one call on a batch system, in a folder that the client and all nod
     submission.json      for `attach`: token, number of nodes, title
     call                 the packed call
     job.sh               the batch script
+    number               the number of the job
     output, errors       output of the job
     result.RESTART.NODE  the packed outcome of a node, in the run of the job after RESTART restarts
     ended.RESTART        its exit status
@@ -40,6 +41,7 @@ SCRIPT = "job.sh"
 OUTPUT, ERRORS = "output", "errors"
 MARK = "ended"
 _RECORD = "submission.json"
+_NUMBER = "number"
 _RESULT = re.compile(r"result\.(\d{1,9})\.(\d{1,9})")
 _CODE = 32
 """Bytes of a code."""
@@ -84,6 +86,13 @@ class BatchFolder:
             raise ConfigError.of_setting("folder", f"{path!r} cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError.of_setting("folder", f"{path!r} is not the folder of a call: {error}") from error
+
+    def check_number(self, number: str) -> None:
+        """Raise `ConfigError` if this folder is that of another job than *number*."""
+        with contextlib.suppress(OSError):
+            noted = _own_bytes(self.file(_NUMBER)).decode(errors="replace")
+            if noted != number:
+                raise ConfigError.of_setting("job_id", f"{number}: {self.path} is the folder of job {noted:.20}")
 
     def file(self, name: str) -> str:
         """Return the path of the file *name*."""
@@ -149,9 +158,10 @@ class Submission:
         return os.path.basename(self.folder.path)
 
     def note(self) -> None:
-        """Note the folder for clients that know the number only; they need its path if that is impossible."""
+        """Note number and folder for other clients; they need the folder's path if that is impossible."""
         link = link_of(self.number)
         with contextlib.suppress(OSError):
+            self.folder.write_text(_NUMBER, self.number)
             make_private_folder(os.path.dirname(link))
             temporary = f"{link}.{os.getpid()}"
             os.symlink(self.folder.path, temporary)

@@ -75,7 +75,11 @@ class BatchLaunch:
     def __call__(self, job: Job) -> Results:
         """Run the job to its end, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox):
-            return _Watch(self._begin(), job, self.grace).to_its_end()
+            watch = _Watch(self._begin(), job, self.grace)
+            try:
+                return watch.to_its_end()
+            finally:
+                watch.end()
 
 
 def batch_launch(
@@ -139,6 +143,8 @@ class _Watch:
         self._seen = SlurmJob(submission.number)
         self._ask_at = -math.inf
         self._over_since = math.inf
+        self._has_ended = False
+        """True if the job was cancelled, or has its outcome."""
         job.note_engine({"engine": "slurm", "job_id": submission.number, "folder": self._files.path})
 
     def to_its_end(self) -> Results:
@@ -149,6 +155,11 @@ class _Watch:
                 self._check_stop(item)
             decision = self._turn()
         return self._conclude(decision)
+
+    def end(self) -> None:
+        """End a job that this client has submitted, and does not wait for any more."""
+        if not (self._submission.is_attached or self._has_ended or self._is_over()):
+            self._cancel(self._grace)
 
     def _next(self, seconds: float) -> list[object]:
         inbox = self._job.inbox
@@ -251,9 +262,11 @@ class _Watch:
         """Cancel the job, with *grace* for its workers; another signal kills it at once."""
         is_step = self._submission.record.is_step
         self._send("--signal=TERM" if is_step else "")
+        self._has_ended = True
         if not self._wait_for_end(grace):
             self._send("--signal=KILL")
-            self._wait_for_end(_END_SECONDS)
+            if not self._wait_for_end(_END_SECONDS):
+                _log.warning("%s may still run: Slurm does not say that it was cancelled", self._seen)
         script = self._submission.script
         if script is not None and script.poll() is None:
             script.kill()
@@ -278,6 +291,7 @@ class _Watch:
 
     def _conclude(self, decision: RaiseError | ReturnResults) -> Results:
         """Return or raise the outcome of the call."""
+        self._has_ended = True
         has_all = isinstance(decision, ReturnResults) or len(self._of_last_run()) == self._submission.record.nodes
         if has_all:
             self._wait_for_mark()

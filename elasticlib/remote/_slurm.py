@@ -170,6 +170,7 @@ class Slurm:
                 f"{number}: {path} does not exist: give the folder of the call: attach({number}, folder)",
             )
         found, record = BatchFolder.found(os.path.realpath(path))
+        found.check_number(number)
         submission = Submission(found, record, number, is_attached=True)
         signums = parse_signals(LaunchConfig().signals_to_handle)
         return Job(BatchLaunch(lambda: submission, record.title, _ATTACHED_GRACE, signums)).begin()

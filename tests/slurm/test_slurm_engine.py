@@ -33,7 +33,7 @@ def train(what, folder):
     rank, restarts = int(os.environ["RANK"]), os.environ.get("SLURM_RESTART_COUNT", "0")
     with open(f"{folder}/up.{restarts}.{rank}", "w") as file: file.write(str(os.getpid()))
     if what == "raise" and rank == 3: raise ValueError("bad batch")
-    while what == "wait" and not os.path.exists(f"{folder}/go"):
+    while what in ("wait", "leave") and not os.path.exists(f"{folder}/go"):
         time.sleep(0.02)
         if elasticlib.should_stop(): return
     print(f"rank {rank} works")
@@ -49,6 +49,7 @@ if __name__ == "__main__":
             job = elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=0), train, on=engine).start(what, folder)
         while not job.done() and "job_id" not in job.status().engine: time.sleep(0.02)
         with open(f"{folder}/number", "w") as file: file.write(job.status().engine.get("job_id", "-"))
+        if what == "leave": sys.exit()
         results = job.result()
     except Exception as error:
         print(json.dumps([[each.__name__ for each in type(error).__mro__], str(error)]))
@@ -164,11 +165,13 @@ def test_nothing_runs_after_an_interrupt_of_the_client(clients: Clients) -> None
     assert [] == list(job.processes())
 
 
-def test_another_program_gets_the_results_after_the_death_of_the_client(clients: Clients) -> None:
-    client = clients.start("wait")
-    job = clients.wait_for_workers(client)
+@pytest.mark.parametrize("what", ["wait", "leave"])
+def test_another_program_gets_the_results_after_the_end_of_the_client(clients: Clients, what: str) -> None:
+    client = clients.start(what)
+    job = clients.wait_for_workers(client if what == "wait" else None)
 
-    client.kill()
+    if what == "wait":
+        client.kill()
     client.communicate()
     clients.go()
     last, text = outcome(clients.start(attached=job.number))

@@ -17,9 +17,11 @@ def empty_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_script_runs_the_command_on_each_node(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--nodes", "2", "--time", "1:00:00", "--requeue", "3", "--sbatch", "gpus-per-node=8"]
+    options = ["--nodes", "2", "--time", "1:00:00", "--sbatch", "gpus-per-node=8"]
     more = ["--sbatch", "exclusive", "--print"]
-    _submit.main([*options, *more, "--", "--nproc-per-node", "auto", "a/train.py", "--name", "two words"])
+    _submit.main(
+        [*options, *more, "--", "--requeue", "3", "--nproc-per-node", "auto", "a/train.py", "--name", "two words"]
+    )
 
     assert (
         f"""\
@@ -47,7 +49,6 @@ srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-e
     [
         (["--nodes", "0"], "--nodes=0 must be"),
         (["--nodes", "2", "--time", "1h"], "--time='1h' must be"),
-        (["--nodes", "2", "--requeue", "-1"], "--requeue=-1 must be"),
         (["--nodes", "2", "--sbatch", "output=x"], "--sbatch='output' cannot be given"),
         (["--nodes", "2", "--sbatch", "comment="], "--sbatch.'comment'.='' must be one line"),
     ],

@@ -89,6 +89,9 @@ def test_link_leads_to_the_folder_until_it_is_removed(
     second.note()
     first.note()
     assert folder.path == os.readlink(link_of("7"))
+    folder.check_number("7")
+    with pytest.raises(ConfigError, match="is the folder of job 7"):
+        folder.check_number("8")
     first.remove()
 
     assert not os.path.lexists(link_of("7"))
