@@ -49,7 +49,7 @@ _MOST = LARGEST + 2**16
 
 
 @frozen
-class Record:
+class SubmissionFacts:
     """The facts of a submission for another client."""
 
     nodes: int
@@ -67,7 +67,7 @@ class BatchFolder:
     token: str
 
     @classmethod
-    def made(cls, parent: str, title: str, token: str | None, record: Record) -> BatchFolder:
+    def made(cls, parent: str, title: str, token: str | None, record: SubmissionFacts) -> BatchFolder:
         """Make a folder in *parent*, without a *token* with a random one. Raises OSError."""
         path = tempfile.mkdtemp(prefix=f"{title}-", dir=parent)
         made = cls(path, token or secrets.token_hex(32))
@@ -76,11 +76,13 @@ class BatchFolder:
         return made
 
     @classmethod
-    def found(cls, path: str) -> tuple[BatchFolder, Record]:
+    def found(cls, path: str) -> tuple[BatchFolder, SubmissionFacts]:
         """Return the folder at *path*, which another client of this user has made. Raises `ConfigError`."""
         try:
             facts = parse(_own_bytes(os.path.join(path, _RECORD)))
-            record = Record(int(facts["nodes"]), str(facts["title"]), str(facts["raise_as"]), bool(facts["is_step"]))
+            record = SubmissionFacts(
+                int(facts["nodes"]), str(facts["title"]), str(facts["raise_as"]), bool(facts["is_step"])
+            )
             return cls(path, str(facts["token"])), record
         except OSError as error:
             raise ConfigError.of_setting("folder", f"{path!r} cannot be read: {error.strerror or error}") from error
@@ -144,7 +146,7 @@ class Submission:
     """A call that Slurm has."""
 
     folder: BatchFolder
-    record: Record
+    record: SubmissionFacts
     number: str
     """Number of the job of Slurm."""
     script: subprocess.Popen[bytes] | None = None

@@ -75,7 +75,7 @@ class BatchLaunch:
     def __call__(self, job: Job) -> Results:
         """Run the job to its end, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox):
-            watch = _Watch(self._begin(), job, self.grace)
+            watch = _BatchWatch(self._begin(), job, self.grace)
             try:
                 return watch.to_its_end()
             finally:
@@ -102,7 +102,7 @@ def batch_launch(
 
 
 @define
-class _Output:
+class _GrowingFile:
     """A file of output, which is shown as it grows."""
 
     path: str
@@ -127,13 +127,16 @@ class _Output:
         return False
 
 
-class _Watch:
+class _BatchWatch:
     """One submission, until its end."""
 
     def __init__(self, submission: Submission, job: Job, grace: float) -> None:
         self._submission, self._job, self._grace = submission, job, grace
         self._files = submission.folder
-        self._output = (_Output(self._files.file(OUTPUT), b"\x01"), _Output(self._files.file(ERRORS), b"\x02"))
+        self._output = (
+            _GrowingFile(self._files.file(OUTPUT), b"\x01"),
+            _GrowingFile(self._files.file(ERRORS), b"\x02"),
+        )
         if submission.is_attached:
             for each in self._output:
                 each.skip()

@@ -42,8 +42,8 @@ from elasticlib.remote._batch_files import (
     OUTPUT,
     SCRIPT,
     BatchFolder,
-    Record,
     Submission,
+    SubmissionFacts,
     default_folder,
     link_of,
 )
@@ -109,7 +109,7 @@ class Slurm:
             self._check_for_step(allocation)
         elif "clusters" not in self._options.more:
             check_nodes(self.nodes, self._options.partition)
-        record = Record(self.nodes, title, config.raise_as, bool(allocation))
+        record = SubmissionFacts(self.nodes, title, config.raise_as, bool(allocation))
         token = config.token or os.environ.get(TOKEN_VARIABLE) or None
         try:
             make_private_folder(self.folder)
@@ -127,7 +127,7 @@ class Slurm:
                 raise StartError(f"the files of the call cannot be written: {error}") from error
             raise
 
-    def _begun(self, folder: BatchFolder, record: Record, allocation: str) -> Submission:
+    def _begun(self, folder: BatchFolder, record: SubmissionFacts, allocation: str) -> Submission:
         script = folder.file(SCRIPT)
         own = {name: value for name, value in os.environ.items() if name not in _NOT_OF_JOBS}
         environ = {**own, TOKEN_VARIABLE: folder.token}

@@ -157,11 +157,7 @@ class Server:
                 self._abandon = event
                 self._interrupt(out)
             case events.NodeEnded(presence):
-                if self._receives:
-                    self._ended_meanwhile += (presence,)
-                    self._interrupt(out)
-                else:
-                    self._ended += (presence,)
+                self._note_end(presence, out)
             case events.CloseServer(linger):
                 if self._leave_by is None:
                     self._leave_by = now + linger
@@ -176,6 +172,13 @@ class Server:
                 self._conclude(now, out)
             case _:
                 assert_never(event)
+
+    def _note_end(self, presence: Presence, out: list[events.Action]) -> None:
+        if self._receives:
+            self._ended_meanwhile += (presence,)
+            self._interrupt(out)
+        else:
+            self._ended += (presence,)
 
     def _interrupt(self, out: list[events.Action]) -> None:
         if self._receives:

@@ -79,7 +79,7 @@ class PresenceWatch:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        watches: dict[Presence, _Watch] = {}
+        watches: dict[Presence, _NodeWatch] = {}
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake, selectors.EVENT_READ, self)
             while (wanted := self._wanted_now()) is not None:
@@ -99,7 +99,7 @@ class PresenceWatch:
         with self._lock:
             return None if self._is_closed else self._wanted
 
-    def _turn(self, watches: dict[Presence, _Watch], selector: selectors.BaseSelector) -> None:
+    def _turn(self, watches: dict[Presence, _NodeWatch], selector: selectors.BaseSelector) -> None:
         """Wait for the next event, and take each watch that it concerns a step further."""
         due = soonest(*(watch.deadline for watch in watches.values()))
         ready = self._await_any(selector, due)
@@ -118,13 +118,13 @@ class PresenceWatch:
         return ready
 
 
-def _follow(watches: dict[Presence, _Watch], wanted: Sequence[Presence], selector: selectors.BaseSelector) -> None:
+def _follow(watches: dict[Presence, _NodeWatch], wanted: Sequence[Presence], selector: selectors.BaseSelector) -> None:
     """Begin to watch the *wanted* nodes that are new, and drop the others."""
     for presence in watches.keys() - set(wanted):
         watches.pop(presence).drop()
     for presence in wanted:
         if presence not in watches:
-            watches[presence] = _Watch(presence, selector)
+            watches[presence] = _NodeWatch(presence, selector)
             watches[presence].connect()
 
 
@@ -137,7 +137,7 @@ class _State(enum.Enum):
 
 
 @define(eq=False)
-class _Watch:
+class _NodeWatch:
     """One node, and the connection to its socket."""
 
     presence: Presence

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.remote._batch_files import BatchFolder, Record, Submission, link_of, result_name
+from elasticlib.remote._batch_files import BatchFolder, Submission, SubmissionFacts, link_of, result_name
 
-RECORD = Record(2, "train", "worker", is_step=False)
+RECORD = SubmissionFacts(2, "train", "worker", is_step=False)
 
 
 @pytest.fixture
