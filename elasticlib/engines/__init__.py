@@ -1,9 +1,9 @@
 """
 Engines: programs that place one agent on each node, such as Slurm, Kubernetes and SSH.
 
-`Ssh` starts agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Slurm` submits such a call as a job
-(`elasticlib.remote` has it, `_slurm_script` its text and `_slurm_jobs` its commands). `Engine` and `Placement` are the
-protocol that another engine follows; `Supervisor` decides what is done about its agents.
+`Ssh` and `Ray` start agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Slurm` submits such a call as
+a job (`elasticlib.remote` has it, `_slurm_script` its text and `_slurm_jobs` its commands). `Engine` and `Placement`
+are the protocol that another engine follows; `Supervisor` decides what is done about its agents.
 
 For jobs that an engine has started on its own:
 
@@ -63,6 +63,7 @@ if typing.TYPE_CHECKING:
         EngineEvent as EngineEvent,
         Placement as Placement,
     )
+    from elasticlib.engines._ray import Ray as Ray
     from elasticlib.engines._slurm_jobs import (
         SlurmJob as SlurmJob,
         allocation_of as allocation_of,
@@ -116,6 +117,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "SlurmJob allocation_of cancel_job check_nodes slurm_job steps_of submit_script"
         ),
         "elasticlib.engines._slurm_queries": "end_of_job is_cancelled kill_wait reachable requeue",
+        "elasticlib.engines._ray": "Ray",
         "elasticlib.engines._slurm_options": "BatchOptions SlurmValue name_of_job",
         "elasticlib.engines._slurm_script": "batch_script output_options",
         "elasticlib.engines._ssh": "Ssh",

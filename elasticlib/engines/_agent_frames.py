@@ -12,6 +12,9 @@ from __future__ import annotations
 import enum
 import struct
 
+from elasticlib._untrusted import parse
+from elasticlib.engines._protocol import AgentOutput, AgentResult, AgentUp, EngineEvent
+
 MAGIC = b"\x00elasticlib agent 1\n"
 LARGEST = 64 * 2**20
 """Maximum number of bytes in a frame."""
@@ -43,6 +46,17 @@ def frame(kind: Kind, data: bytes = b"") -> bytes:
     if len(data) > LARGEST:
         raise ValueError(f"{len(data)} bytes are more than the maximum of {LARGEST}")
     return _HEAD.pack(kind, len(data)) + data
+
+
+def event_of(place: int, agent: int, kind: Kind, content: bytes) -> EngineEvent:
+    """Return the event of a frame from an agent. Raises ValueError, KeyError or TypeError."""
+    if kind is Kind.UP:
+        return AgentUp(place, str(parse(content)["address"]), agent)
+    if kind is Kind.OUTPUT:
+        return AgentOutput(place, content, agent)
+    if kind is Kind.RESULT:
+        return AgentResult(place, content, agent)
+    raise ValueError(f"an agent does not send {kind.name}")
 
 
 class FrameReader:

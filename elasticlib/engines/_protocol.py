@@ -105,7 +105,11 @@ class Engine(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Endpoint of a rendezvous outside the agents' machines; "" if one of the agents must host it."""
+        """Endpoint of a rendezvous outside the agents' machines, from `place` on; "" if one of them must host it."""
+
+    @property
+    def token(self) -> str:
+        """Token that jobs need at `endpoint`; "" if it is not the engine's."""
 
     def place(self, agents: int, command: AgentCommand) -> Placement:
         """

@@ -24,10 +24,10 @@ from typing import IO
 from attrs import define, field
 
 from elasticlib._clock import monotonic
-from elasticlib._untrusted import lines, parse
-from elasticlib.engines._agent_frames import FrameReader, Kind, frame
+from elasticlib._untrusted import lines
+from elasticlib.engines._agent_frames import FrameReader, Kind, event_of, frame
 from elasticlib.engines._hostfile import SshHost, check_hosts, parse_host, parse_hostfile
-from elasticlib.engines._protocol import AgentCommand, AgentLost, AgentOutput, AgentResult, AgentUp, EngineEvent
+from elasticlib.engines._protocol import AgentCommand, AgentLost, EngineEvent
 from elasticlib.errors import ConfigError, StartError
 
 _CONNECT_SECONDS = 2
@@ -67,6 +67,7 @@ class Ssh:
     """
 
     endpoint = ""
+    token = ""
 
     def __init__(
         self,
@@ -392,7 +393,7 @@ class SshPlacement:
             return
         try:
             for kind, content in agent.reader.feed(data):
-                self._events.put(_event(agent, kind, content))
+                self._events.put(event_of(agent.place, agent.number, kind, content))
         except (ValueError, KeyError, TypeError) as error:
             agent.messages.append(f"its output cannot be read: {error}")
             agent.process.kill()
@@ -407,14 +408,3 @@ def _read_some(stream: IO[bytes]) -> bytes | None:
         return None
     except OSError:
         return b""
-
-
-def _event(agent: _Agent, kind: Kind, content: bytes) -> EngineEvent:
-    """Return the event of a frame. Raises ValueError, KeyError or TypeError."""
-    if kind is Kind.UP:
-        return AgentUp(agent.place, str(parse(content)["address"]), agent.number)
-    if kind is Kind.OUTPUT:
-        return AgentOutput(agent.place, content, agent.number)
-    if kind is Kind.RESULT:
-        return AgentResult(agent.place, content, agent.number)
-    raise ValueError(f"an agent does not send {kind.name}")

@@ -47,9 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m elasticlib.remote._node")
     parser.add_argument("--lease", type=float, default=None)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--address", default="")
     options = parser.parse_args()
 
-    node = _Node(_ClientLink(options.lease), options.workers)
+    node = _Node(_ClientLink(options.lease), options.workers, options.address or _address())
     node.run()
     os._exit(0)
 
@@ -162,8 +163,8 @@ class _Output:
 class _Node:
     """One call: its node is launched as soon as the client has sent the job's settings."""
 
-    def __init__(self, link: _ClientLink, workers: int) -> None:
-        self._link, self._workers = link, workers
+    def __init__(self, link: _ClientLink, workers: int, address: str) -> None:
+        self._link, self._workers, self._address = link, workers, address
         self._output = _Output(link.send)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self._call: Call | None = None
@@ -175,7 +176,7 @@ class _Node:
 
     def run(self) -> None:
         """Serve the client until it is gone, or has the outcome."""
-        self._link.send(MAGIC + frame(Kind.UP, dumps({"address": _free_endpoint()}).encode()))
+        self._link.send(MAGIC + frame(Kind.UP, dumps({"address": _free_endpoint(self._address)}).encode()))
         while not self._is_over():
             frames = self._link.wait(self._ended)
             if frames is None:
@@ -209,7 +210,7 @@ class _Node:
         if self._call is None or self._job is not None:
             return
         call = self._call
-        config = _config_of(call, JobSettings.unpacked(data), self._workers)
+        config = _config_of(call, JobSettings.unpacked(data), self._workers, self._address)
         launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
         job = Job(launch, listener=self._listen)
         job.when_done(lambda: os.eventfd_write(self._ended, 1))
@@ -241,7 +242,7 @@ class _Node:
             return pack_error(error, self._world)
 
 
-def _config_of(call: Call, settings: JobSettings, workers: int) -> LaunchConfig:
+def _config_of(call: Call, settings: JobSettings, workers: int, address: str) -> LaunchConfig:
     """Return the settings of this node's launch."""
     config = call.config
     changed: dict[str, Any] = {
@@ -251,7 +252,7 @@ def _config_of(call: Call, settings: JobSettings, workers: int) -> LaunchConfig:
         "rdzv_endpoint": settings.endpoint,
         "rdzv_configs": {**config.rdzv_configs, "is_host": settings.is_host},
         "token": settings.token,
-        "local_addr": _address(),
+        "local_addr": address,
         **settings_on_node(call),
     }
     if workers and config.nproc_per_node == "auto":
@@ -265,9 +266,8 @@ def _address() -> str:
     return fields[2] if len(fields) == 4 else host_name()
 
 
-def _free_endpoint() -> str:
-    """Return the address of this machine with a port that was free a moment ago."""
-    address = _address()
+def _free_endpoint(address: str) -> str:
+    """Return the *address* of this machine with a port that was free a moment ago."""
     with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)) as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]

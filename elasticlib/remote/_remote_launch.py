@@ -86,7 +86,7 @@ class RemoteLaunch:
         self._engine, self._raise_as = engine, config.raise_as
         self._config = evolve(config, shutdown_timeout=grace)
         min_nodes = least_nodes(config, engine)
-        self._rules = CallRules(engine.nodes, min_nodes, engine.endpoint)
+        self._rules = CallRules(engine.nodes, min_nodes)
         packed = pack_call(self._config, entrypoint, args, kwargs)
         self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
 
@@ -111,7 +111,8 @@ def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine) -> int:
     else:
         least = config.min_nodes
 
-    for name, default in _NOT_SET.items():
+    not_set = {**_NOT_SET, "token": None} if engine.token else _NOT_SET
+    for name, default in not_set.items():
         if getattr(config, name) != default:
             raise ConfigError.of_setting(
                 name, f"{getattr(config, name)!r} cannot be combined with on={engine!r}, which sets it: leave it out"
@@ -175,7 +176,6 @@ class _Run:
     ) -> None:
         self._engine, self._command, self._rules, self._config = engine, command, rules, config
         self._title, self._inbox = title, inbox
-        self._supervisor = Supervisor(rules, monotonic())
         self._results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
@@ -183,6 +183,8 @@ class _Run:
         self._placement: Placement | None = None
         self._has_begun = False
         self._place_all()
+        # An engine that hosts the rendezvous has its endpoint by now.
+        self._supervisor = Supervisor(evolve(rules, endpoint=engine.endpoint), monotonic())
 
     # The life of a placement.
 
@@ -191,7 +193,7 @@ class _Run:
             endpoint="",
             is_host=False,
             run_id=f"{self._config.run_id or self._title}-{secrets.token_hex(4)}",
-            token=self._config.token or secrets.token_hex(16),
+            token=self._engine.token or self._config.token or secrets.token_hex(16),
             min_nodes=self._rules.min_nodes,
             max_nodes=self._rules.agents,
         )

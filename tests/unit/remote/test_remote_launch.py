@@ -33,6 +33,7 @@ class SimulatedEngine:
 
     nodes: int = 2
     endpoint: str = ""
+    token: str = ""
     on_begin: Callable[[SimulatedEngine, int, int], list[EngineEvent]] | None = None
     on_place: Callable[[int], EngineEvent] = lambda place: AgentUp(place, f"h{place}:1")
     events: queue.SimpleQueue[EngineEvent | Exception | None] = field(factory=queue.SimpleQueue)

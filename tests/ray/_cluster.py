@@ -1,0 +1,117 @@
+"""
+A real Ray cluster on this machine: a head without CPUs, and nodes with one CPU each.
+
+Rules of this file: a program of its own holds the cluster (``ray.cluster_utils.Cluster``), so that no part of Ray is in
+the process of the tests. It ends the cluster at the end of its input. All processes of the cluster have the folder in
+their environment, as those of a job (`tests.benchmarks.tree`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from attrs import define
+
+from tests.benchmarks import tree
+from tests.benchmarks.job import environment
+
+LIMIT = 120.0
+_PROGRAM = """
+import sys
+from ray.cluster_utils import Cluster
+
+settings = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+head = {**settings, "num_cpus": 0, "include_dashboard": False, "temp_dir": sys.argv[1]}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+nodes = {}
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    action, name = line.split()
+    if action == "add":
+        nodes[name] = cluster.add_node(**settings)
+    else:
+        cluster.remove_node(nodes.pop(name), allow_graceful=False)
+    print(name, flush=True)
+cluster.shutdown()
+"""
+_OF_RAY = ("/site-packages/ray/", "ray::", "raylet")
+
+
+def missing() -> str:
+    """Why there can be no Ray here; empty when there can."""
+    return "" if importlib.util.find_spec("ray") else "the package ray is not installed"
+
+
+@define(eq=False)
+class Cluster:
+    """Ray, and the program that holds it."""
+
+    folder: Path
+    address: str
+    _process: subprocess.Popen[str]
+
+    def add(self, name: str) -> None:
+        """Add a node."""
+        _ask(self._process, f"add {name}")
+
+    def remove(self, name: str) -> None:
+        """Kill a node's raylet, as the loss of a machine does."""
+        _ask(self._process, f"remove {name}")
+
+    def left(self, seconds: float) -> list[str]:
+        """Command lines of processes of jobs that are alive after *seconds*."""
+        alive = tree.left_after(seconds, (), self.folder, is_counted=lambda each: not _is_of_ray(each.pid))
+        return sorted(tree.command(each.pid) for each in alive)
+
+
+def _is_of_ray(pid: int) -> bool:
+    command = tree.command(pid)
+    return any(part in command for part in _OF_RAY) or _PROGRAM in command
+
+
+def _ask(process: subprocess.Popen[str], line: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if line:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    answer = process.stdout.readline().strip()
+    assert answer, f"the cluster ended with {process.wait(LIMIT)}: see its output"
+    return answer
+
+
+@contextmanager
+def cluster(*names: str) -> Iterator[Cluster]:
+    """A cluster with nodes *names*."""
+    # Ray's sockets are in this folder, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="eray-", ignore_cleanup_errors=True) as folder:
+        # A busy machine starts a node in more than Ray's 30 s.
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180", "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, folder],
+            env=environment(Path(folder), own),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=_log(folder),
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                found = Cluster(Path(folder), _ask(process, ""), process)
+                for name in names:
+                    found.add(name)
+                yield found
+            finally:
+                process.communicate(timeout=LIMIT)
+
+
+def _log(folder: str) -> IO[bytes]:
+    return open(os.path.join(folder, "cluster.log"), "wb")
