@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -96,13 +97,18 @@ def _checked(bundle: Mapping[str, float] | None) -> dict[str, float]:
         return {"CPU": 1}
     if not isinstance(bundle, Mapping) or not bundle:
         raise ConfigError.of_setting("bundle", f"{bundle!r} must have the resources of a node, such as {{'GPU': 8}}")
-    for name, count in bundle.items():
-        is_number = isinstance(count, (int, float)) and not isinstance(count, bool)
-        if not is_number or not count > 0:
-            raise ConfigError.of_setting("bundle", f"{name}: {count!r} must be a number above 0")
+
+    wrong = [f"{name}: {count!r}" for name, count in bundle.items() if not _is_amount(count)]
+    if wrong:
+        raise ConfigError.of_setting("bundle", f"{wrong[0]} must be a number above 0")
     if bundle.get("GPU", 0) % 1:
         raise ConfigError.of_setting("bundle", f"GPU: {bundle['GPU']!r} must be a whole number: a worker has one GPU")
     return dict(bundle)
+
+
+def _is_amount(count: object) -> bool:
+    is_number = isinstance(count, (int, float)) and not isinstance(count, bool)
+    return is_number and 0 < count < math.inf
 
 
 def _bundles_of(group: Any, nodes: int) -> Sequence[Mapping[str, float]]:
@@ -111,9 +117,7 @@ def _bundles_of(group: Any, nodes: int) -> Sequence[Mapping[str, float]]:
     if bundles is None:
         raise ConfigError.of_setting("placement_group", f"{group!r} is not one of ray.util.placement_group")
     if len(bundles) < nodes:
-        raise ConfigError.of_setting(
-            "placement_group", f"it has {len(bundles)} bundles for {nodes} nodes: add some"
-        )
+        raise ConfigError.of_setting("placement_group", f"it has {len(bundles)} bundles for {nodes} nodes: add some")
     return [_checked(each) for each in bundles[:nodes]]
 
 

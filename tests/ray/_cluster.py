@@ -13,10 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from attrs import define
 
@@ -25,11 +25,14 @@ from tests.benchmarks.job import environment
 
 LIMIT = 120.0
 _PROGRAM = """
-import sys
+import contextlib, sys
 from ray.cluster_utils import Cluster
 
+# A raylet ends if its helpers are not up within 15 s, and other tests run beside this one.
+with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+    file.write("-10")
 settings = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-head = {**settings, "num_cpus": 0, "include_dashboard": False, "temp_dir": sys.argv[1]}
+head = {**settings, "num_cpus": 0, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 nodes = {}
 print(cluster.address, flush=True)
@@ -68,13 +71,16 @@ class Cluster:
 
     def left(self, seconds: float) -> list[str]:
         """Command lines of processes of jobs that are alive after *seconds*."""
-        alive = tree.left_after(seconds, (), self.folder, is_counted=lambda each: not _is_of_ray(each.pid))
-        return sorted(tree.command(each.pid) for each in alive)
+        deadline = time.monotonic() + seconds
+        while (found := self._alive()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
 
-
-def _is_of_ray(pid: int) -> bool:
-    command = tree.command(pid)
-    return any(part in command for part in _OF_RAY) or _PROGRAM in command
+    def _alive(self) -> list[str]:
+        processes = tree.table()
+        pids = tree.descendants(tree.marked(self.folder, processes), processes) - {self._process.pid}
+        commands = [tree.command(pid) for pid in pids]
+        return sorted(each for each in commands if each and not any(part in each for part in _OF_RAY))
 
 
 def _ask(process: subprocess.Popen[str], line: str) -> str:
@@ -91,16 +97,19 @@ def _ask(process: subprocess.Popen[str], line: str) -> str:
 @contextmanager
 def cluster(*names: str) -> Iterator[Cluster]:
     """A cluster with nodes *names*."""
-    # Ray's sockets are in this folder, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="eray-", ignore_cleanup_errors=True) as folder:
+    with ExitStack() as stack:
+        # Ray's sockets are in this folder (TMPDIR), and their paths must be short.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="eray-", ignore_cleanup_errors=True))
+
         # A busy machine starts a node in more than Ray's 30 s.
-        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180", "OMP_NUM_THREADS": "1"}
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60", "OMP_NUM_THREADS": "1"}
+        log = stack.enter_context(open(os.path.join(folder, "cluster.log"), "wb"))
         with subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, folder],
+            [sys.executable, "-c", _PROGRAM],
             env=environment(Path(folder), own),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=_log(folder),
+            stderr=log,
             text=True,
             start_new_session=True,
         ) as process:
@@ -111,7 +120,3 @@ def cluster(*names: str) -> Iterator[Cluster]:
                 yield found
             finally:
                 process.communicate(timeout=LIMIT)
-
-
-def _log(folder: str) -> IO[bytes]:
-    return open(os.path.join(folder, "cluster.log"), "wb")
