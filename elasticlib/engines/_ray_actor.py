@@ -55,9 +55,12 @@ class PipedProgram:
         return data or self._end()
 
     def _end(self) -> str:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         status = self._process.wait()
-        self._messages.seek(0)
-        lines = self._messages.read().decode(errors="replace").split("\n")
+        with self._messages as file:
+            file.seek(0)
+            lines = file.read().decode(errors="replace").split("\n")
         said = [line.strip()[:300] for line in lines if line.strip()]
         return f"its program ended with status {status}{f': {said[-1]}' if said else ''}"
 
