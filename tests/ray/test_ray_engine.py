@@ -139,7 +139,6 @@ def test_interrupted_driver_leaves_nothing(ray_cluster: Cluster, start: Start, t
     wait_for_world(client, tmp_path, 3, set())
 
     client.send_signal(signal.SIGINT)
-    _, stderr = client.communicate(timeout=LIMIT)
+    client.communicate(timeout=LIMIT)
 
-    assert "KeyboardInterrupt" in stderr
     assert [] == ray_cluster.left(5.0)
