@@ -107,8 +107,7 @@ def _checked(bundle: Mapping[str, float] | None) -> dict[str, float]:
 
 
 def _is_amount(count: object) -> bool:
-    is_number = isinstance(count, (int, float)) and not isinstance(count, bool)
-    return is_number and 0 < count < math.inf
+    return isinstance(count, (int, float)) and not isinstance(count, bool) and 0 < count < math.inf
 
 
 def _bundles_of(group: Any, nodes: int) -> Sequence[Mapping[str, float]]:
