@@ -101,9 +101,14 @@ def _checked(bundle: Mapping[str, float] | None) -> dict[str, float]:
     wrong = [f"{name}: {count!r}" for name, count in bundle.items() if not _is_amount(count)]
     if wrong:
         raise ConfigError.of_setting("bundle", f"{wrong[0]} must be a number above 0")
-    if bundle.get("GPU", 0) % 1:
-        raise ConfigError.of_setting("bundle", f"GPU: {bundle['GPU']!r} must be a whole number: a worker has one GPU")
+
+    _check_gpus(bundle.get("GPU", 0))
     return dict(bundle)
+
+
+def _check_gpus(count: float) -> None:
+    if count % 1:
+        raise ConfigError.of_setting("bundle", f"GPU: {count!r} must be a whole number: a worker has one GPU")
 
 
 def _is_amount(count: object) -> bool:

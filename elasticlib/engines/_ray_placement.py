@@ -253,7 +253,7 @@ class RayPlacement:
         )
 
     def _received(self, agent: _Agent, future: Future[bytes | str]) -> list[EngineEvent]:
-        """Return the events of what an agent has sent, and read on."""
+        """Return the events in the bytes of an agent, and read on."""
         self._remind_at = None
         if not agent.is_open:
             return []

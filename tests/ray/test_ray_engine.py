@@ -99,9 +99,7 @@ def wait_for_world(client: subprocess.Popen[str], folder: Path, world: int, form
     return {pid for pid, _ in group}
 
 
-def test_calls_return_the_results_of_all_nodes_or_raise_the_error_of_a_worker(
-    ray_cluster: Cluster, start: Start
-) -> None:
+def test_calls_return_all_results_or_raise_the_error_of_a_worker(ray_cluster: Cluster, start: Start) -> None:
     lines = lines_of(start("work", "raise", "work"))
     results = [json.loads(line) for line in lines if line.startswith(("{", "[["))]
 
@@ -114,7 +112,7 @@ def test_calls_return_the_results_of_all_nodes_or_raise_the_error_of_a_worker(
     assert [] == ray_cluster.left(5.0)
 
 
-def test_worker_and_node_are_lost_and_replaced_and_nothing_outlives_the_driver(
+def test_lost_worker_and_node_are_replaced_and_nothing_is_left(
     ray_cluster: Cluster, start: Start, tmp_path: Path
 ) -> None:
     client = start("wait")
