@@ -111,7 +111,7 @@ def _check_gpus(count: float) -> None:
         raise ConfigError.of_setting("bundle", f"GPU: {count!r} must be a whole number: a worker has one GPU")
 
 
-def _is_amount(count: object) -> bool:
+def _is_amount(count: Any) -> bool:
     return isinstance(count, (int, float)) and not isinstance(count, bool) and 0 < count < math.inf
 
 

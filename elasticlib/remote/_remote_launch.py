@@ -85,7 +85,7 @@ class RemoteLaunch:
         self.signums = parse_signals(config.signals_to_handle)
         self._engine, self._raise_as = engine, config.raise_as
         self._config = evolve(config, shutdown_timeout=grace)
-        min_nodes = least_nodes(config, engine)
+        min_nodes = least_nodes(config, engine, has_token=bool(engine.token))
         self._rules = CallRules(engine.nodes, min_nodes)
         packed = pack_call(self._config, entrypoint, args, kwargs)
         self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
@@ -101,8 +101,12 @@ class RemoteLaunch:
             return run.to_its_end(self.grace)
 
 
-def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine) -> int:
-    """Return the minimum number of nodes. Raises `ConfigError` for settings that the engine gives itself."""
+def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine, *, has_token: bool = False) -> int:
+    """
+    Return the minimum number of nodes. Raises `ConfigError` for settings that the engine gives itself.
+
+    With *has_token* these include the token.
+    """
     nodes, most = engine.nodes, config.max_nodes
     if config.min_nodes == "all" or (config.min_nodes, most) == (1, 1):
         least = nodes
@@ -111,7 +115,7 @@ def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine) -> int:
     else:
         least = config.min_nodes
 
-    not_set = {**_NOT_SET, "token": None} if engine.token else _NOT_SET
+    not_set = {**_NOT_SET, "token": None} if has_token else _NOT_SET
     for name, default in not_set.items():
         if getattr(config, name) != default:
             raise ConfigError.of_setting(

@@ -9,12 +9,11 @@ their environment, as those of a job (`tests.benchmarks.tree`).
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,17 +23,16 @@ from tests.benchmarks import tree
 from tests.benchmarks.job import environment
 
 LIMIT = 120.0
+TRIES = 3
+"""Ray itself ends a node whose helpers are not up within 15 s, as on a busy machine: then the cluster starts again."""
 _PROGRAM = """
-import contextlib, sys
+import sys
 from ray.cluster_utils import Cluster
 
-# A raylet ends if its helpers are not up within 15 s, and other tests run beside this one.
-with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
-    file.write("-10")
 settings = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 head = {**settings, "num_cpus": 0, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-nodes = {}
+nodes = {name: cluster.add_node(**settings) for name in sys.argv[1:]}
 print(cluster.address, flush=True)
 for line in sys.stdin:
     action, name = line.split()
@@ -83,40 +81,45 @@ class Cluster:
         return sorted(each for each in commands if each and not any(part in each for part in _OF_RAY))
 
 
-def _ask(process: subprocess.Popen[str], line: str) -> str:
+def _ask(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    assert _answer(process), f"the cluster ended with {process.wait(LIMIT)}: see its output"
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    """Return the next line of the cluster's program; "" at its end."""
     assert process.stdout is not None
-    if line:
-        process.stdin.write(f"{line}\n")
-        process.stdin.flush()
-    answer = process.stdout.readline().strip()
-    assert answer, f"the cluster ended with {process.wait(LIMIT)}: see its output"
-    return answer
+    return process.stdout.readline().strip()
 
 
 @contextmanager
 def cluster(*names: str) -> Iterator[Cluster]:
     """A cluster with nodes *names*."""
-    with ExitStack() as stack:
-        # Ray's sockets are in this folder (TMPDIR), and their paths must be short.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="eray-", ignore_cleanup_errors=True))
+    for attempt in range(TRIES):
+        with ExitStack() as stack:
+            # Ray's sockets are in this folder (TMPDIR), and their paths must be short.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eray-", ignore_cleanup_errors=True)))
+            log = folder / "cluster.log"
+            process = stack.enter_context(_program(folder, log, names))
+            stack.callback(process.communicate, timeout=LIMIT)
+            if address := _answer(process):
+                yield Cluster(folder, address, process)
+                return
+            assert attempt + 1 < TRIES, log.read_text(errors="replace")[-3000:]
 
-        # A busy machine starts a node in more than Ray's 30 s.
-        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60", "OMP_NUM_THREADS": "1"}
-        log = stack.enter_context(open(os.path.join(folder, "cluster.log"), "wb"))
-        with subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
-            env=environment(Path(folder), own),
+
+def _program(folder: Path, log: Path, names: Sequence[str]) -> subprocess.Popen[str]:
+    # A busy machine starts a node in more than Ray's 30 s.
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *names],
+            env=environment(folder, own),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=errors,
             text=True,
             start_new_session=True,
-        ) as process:
-            try:
-                found = Cluster(Path(folder), _ask(process, ""), process)
-                for name in names:
-                    found.add(name)
-                yield found
-            finally:
-                process.communicate(timeout=LIMIT)
+        )

@@ -16,7 +16,7 @@ from tests.process.launches import environment
 from tests.ray._cluster import Cluster
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 LIMIT = 120.0
 CLIENT = """

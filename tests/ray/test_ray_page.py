@@ -13,7 +13,7 @@ import elasticlib
 from tests.process.launches import environment
 from tests.ray._cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 PAGE = Path(elasticlib.__file__).parent / "docs" / "ray.md"
 LIMIT = 120.0
