@@ -40,7 +40,7 @@ class Ray:
         self, nodes: int, bundle: Mapping[str, float] | None = None, placement_group: Any | None = None
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError("the package ray is not installed: pip install 'elasticlib[ray]'")
+            raise ConfigError("the package ray is not installed: pip install ray")
         if type(nodes) is not int or nodes < 1:
             raise ConfigError.of_setting("nodes", f"{nodes!r} must be a whole number of at least 1")
         if bundle is not None and placement_group is not None:

@@ -44,6 +44,7 @@ from tests.patching import replace_everywhere
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
 NO_VARIABLES = {
+    "STRICT_SPREAD": "a strategy of Ray",
     "SLURM_TIME_FORMAT": "set for scontrol",
     "PCI_BUS_ID": "a value of CUDA_DEVICE_ORDER",
     "PYTEST_ADDOPTS": "pytest's own: set aside while ranks read its configuration",

@@ -124,6 +124,7 @@ def test_verbs_agree_with_the_number_of_ranks(waiting: int, verb: str) -> None:
 
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 OTHERS_TEXT = {
+    "engines/_slurm_jobs.py": "Slurm's name before a line of its errors",
     "notebook/_worker_errors.py": "CPython's line between an exception and its cause",
     "pools/_pool_workers.py": "torch's ValueError for a second process group",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",
