@@ -14,6 +14,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Any
@@ -184,6 +185,8 @@ class _Run:
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
         """Numbers of the agents that have not ended, by place."""
+        self._unhandled: deque[object] = deque()
+        """Items of the inbox in their order: one that ends the call must not hide those behind it."""
         self._placement: Placement | None = None
         self._has_begun = False
         self._place_all()
@@ -224,14 +227,16 @@ class _Run:
         late: list[int] = []
         limit = monotonic() + grace + _END_SECONDS
         while self._living and monotonic() < limit:
-            for item in self._next(limit):
-                if isinstance(item, int):
-                    # The program gets it, unless the job ends with an error.
-                    limit = 0.0
-                    late.append(item)
-                elif isinstance(item, _Received):
-                    self._receive(item)
+            item = self._next(limit)
+            if isinstance(item, int):
+                # The program gets it, unless the job ends with an error.
+                limit = 0.0
+                late.append(item)
+            elif isinstance(item, _Received):
+                self._receive(item)
         self.close()
+        late += [item for item in self._unhandled if isinstance(item, int)]
+        self._unhandled.clear()
         for signum in late:
             self._inbox.put(signum)
 
@@ -245,12 +250,12 @@ class _Run:
         return self._conclude(decision, grace)
 
     def _turn(self, grace: float) -> RaiseError | ReturnResults | None:
-        """Handle what arrives by the supervisor's next deadline, and what is due then."""
-        for item in self._next(self._supervisor.wake_at()):
-            self._check_stop(item, grace)
-            decision = self._decision(self._handle(item), grace)
-            if decision is not None:
-                return decision
+        """Handle the next item that arrives by the supervisor's next deadline, and what is due then."""
+        item = self._next(self._supervisor.wake_at())
+        self._check_stop(item, grace)
+        decision = self._decision(self._handle(item), grace)
+        if decision is not None:
+            return decision
         return self._decision(self._supervisor.advance(monotonic()), grace)
 
     def _check_stop(self, item: object, grace: float) -> None:
@@ -265,10 +270,12 @@ class _Run:
             self.close()
             raise item.error
 
-    def _next(self, until: float) -> list[object]:
-        """Return what arrives in the inbox, by the time *until*."""
-        wait_readable([self._inbox], None if until == math.inf else max(0.0, until - monotonic()))
-        return self._inbox.drain()
+    def _next(self, until: float) -> object:
+        """Return the next item of the inbox; None if none arrives by the time *until*."""
+        if not self._unhandled:
+            wait_readable([self._inbox], None if until == math.inf else max(0.0, until - monotonic()))
+            self._unhandled.extend(self._inbox.drain())
+        return self._unhandled.popleft() if self._unhandled else None
 
     def _handle(self, item: object) -> list[Action]:
         if not isinstance(item, _Received):

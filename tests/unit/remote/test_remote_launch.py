@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,7 @@ from elasticlib.engines import (
     Kind,
 )
 from elasticlib.errors import ConfigError
+from elasticlib.remote import _remote_launch
 from elasticlib.remote._call import JobSettings, pack_error, pack_results
 
 
@@ -40,6 +42,10 @@ class SimulatedEngine:
     settings: list[JobSettings] = field(factory=list)
     numbers: dict[int, int] = field(factory=dict)
     is_closed: bool = False
+    ends_after_result: bool = False
+    """True if agents end as soon as they have sent their results."""
+    unread: threading.Event = field(factory=threading.Event)
+    """Set once all events are in the client's inbox."""
     readers: dict[int, FrameReader] = field(factory=dict)
 
     def place(self, agents: int, command: AgentCommand) -> SimulatedEngine:
@@ -50,6 +56,8 @@ class SimulatedEngine:
         return self
 
     def next_event(self, timeout: float) -> EngineEvent | None:
+        if self.ends_after_result and self.events.empty() and self.settings:
+            self.unread.set()
         try:
             event = self.events.get(timeout=timeout)
         except queue.Empty:
@@ -64,7 +72,7 @@ class SimulatedEngine:
                 self.settings.append(JobSettings.unpacked(content))
                 for event in self._answers(place):
                     self.events.put(event)
-            if kind is Kind.STOP:
+            if kind is Kind.STOP and not self.ends_after_result:
                 self.events.put(AgentLost(place, "stopped", self.numbers[place]))
 
     def _answers(self, place: int) -> list[EngineEvent]:
@@ -103,6 +111,22 @@ def test_results_of_all_agents_are_returned(capsys: pytest.CaptureFixture[str]) 
         (each.endpoint, each.is_host, each.min_nodes, each.max_nodes) for each in engine.settings
     ]
     assert 1 == len({each.token for each in engine.settings})
+
+
+@pytest.mark.timeout(60)
+def test_ends_of_agents_that_arrive_together_with_results_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the client would wait for ends that it has read, until the grace is over."""
+
+    def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        if place == 0:
+            return []
+        return [AgentOutput(1, b"\x01line\n"), result(0), result(1), AgentLost(0, "ended"), AgentLost(1, "ended")]
+
+    engine = SimulatedEngine(on_begin=answer, ends_after_result=True)
+    # All events behind the output come while it is shown.
+    monkeypatch.setattr(_remote_launch, "show_output", lambda data: engine.unread.wait(30))
+
+    assert {0: "value 0", 1: "value 1"} == call(engine, LaunchConfig(shutdown_timeout=3600))
 
 
 def test_range_of_nodes_reaches_the_agents() -> None:
