@@ -56,7 +56,9 @@ def presences(state: JobState) -> tuple[Presence, ...]:
     """Return the presence sockets of the nodes whose heartbeats count."""
     entries = _watched(state).values()
     offers = ((entry.node, entry.descriptor) for entry in entries)
-    return tuple(Presence(node, offer.addresses, offer.presence_port) for node, offer in offers if offer.presence_port)
+    return tuple(
+        Presence(node, offer.addresses[0], offer.presence_port) for node, offer in offers if offer.presence_port
+    )
 
 
 def given_up(state: JobState) -> Mapping[str, str]:

@@ -169,8 +169,8 @@ class Presence:
     """A socket that all processes of a *node* hold, so that its end proves theirs; see `net._presence`."""
 
     node: str
-    addresses: tuple[str, ...]
-    """Addresses of the node, best first."""
+    address: str
+    """The node's best address. Another one, such as that of a bridge, may be an address of every machine."""
     port: int
 
 

@@ -82,12 +82,14 @@ class FixedNodeInfo:
     command: str = ""
     is_scheduled: bool = False
     """True if a scheduler set `index`."""
-    presence_port: int = 0
-    """Port of this node's presence socket; 0: it has none."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
-        """Return the same descriptor for each round."""
-        known = self.index, self.hosts(), self.work, self.command, self.is_scheduled, self.presence_port
+        """
+        Return the same descriptor for each round.
+
+        It has no presence socket: `address` is that of the store, which may be on another machine.
+        """
+        known = self.index, self.hosts(), self.work, self.command, self.is_scheduled
         return Descriptor(slots, role, (self.address,), self.port(), *known)
 
     def listener(self) -> socket.socket | None:

@@ -2,8 +2,8 @@
 Watches the presence sockets of nodes, in a thread of the coordinator's process.
 
     CONNECTING --connected--> CONNECTED --reset--> CONFIRMING --refused--> OVER: the node has ended
-        |                         ^                    |-------any other error---> OVER
-        '--not--> next address    '-----connected------'
+        |                         ^                    |--any other error--> OVER
+        '--not--> OVER            '-----connected------'
 
 Rules of this file: only a refusal after an earlier connection to the same socket proves the end of a node. Every other
 event (a machine out of reach, a firewall, a full queue) proves nothing: then heartbeats decide. Nothing waits for an
@@ -145,14 +145,12 @@ class _NodeWatch:
     state: _State = _State.CONNECTING
     deadline: float | None = None
     """Time at which the attempt to connect has failed; None without one."""
-    _address: int = 0
-    """Index of the address in use."""
     _refusal: int = 0
     """Error of an attempt that has failed at once, else 0."""
     _connection: socket.socket | None = None
 
     def connect(self) -> None:
-        """Begin an attempt to connect to the present address."""
+        """Begin an attempt to connect."""
         self.deadline = monotonic() + _ATTEMPT
         try:
             self._refusal = self._begin()
@@ -164,7 +162,7 @@ class _NodeWatch:
 
     def _begin(self) -> int:
         """Return the error of an attempt that has failed at once, else 0."""
-        host = self.presence.addresses[self._address]
+        host = self.presence.address
         # Only addresses: a name server that does not answer would hold up all watches.
         found = socket.getaddrinfo(host, self.presence.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         family, _, _, _, place = found[0]
@@ -193,12 +191,11 @@ class _NodeWatch:
             self.connect()
         elif error == 0:
             self._stay_connected()
-        elif self.state is _State.CONFIRMING:
+        else:
+            was_connected = self.state is _State.CONFIRMING
             self.drop()
             self.state = _State.OVER
-            return error == errno.ECONNREFUSED
-        else:
-            self._try_next()
+            return was_connected and error == errno.ECONNREFUSED
         return False
 
     def _error(self) -> int:
@@ -219,15 +216,6 @@ class _NodeWatch:
         assert self._connection is not None
         self.state = _State.CONNECTED
         self._selector.modify(self._connection, selectors.EVENT_READ, self)
-
-    def _try_next(self) -> None:
-        """Try the next address, if there is one."""
-        self.drop()
-        self._address += 1
-        if self._address == len(self.presence.addresses):
-            self.state = _State.OVER
-        else:
-            self.connect()
 
     def drop(self) -> None:
         """Close the connection."""

@@ -185,7 +185,7 @@ class NodeRuntime:
         if job.backend == "static":
             host, port = self._backend.host, self._backend.port
             is_first = job.node_rank == 0
-            said = job.work, job.command, job.is_scheduled, job.presence_port
+            said = job.work, job.command, job.is_scheduled
             return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said)
         return BoundNodeInfo(
             self._address,

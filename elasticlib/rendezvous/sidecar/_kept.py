@@ -39,9 +39,7 @@ class Kept:
 
         Its other nodes need heartbeats to notice what a new store forgot.
         """
-        kept = cls()
-        if job.max_nodes > 1:
-            kept.presence = presence_socket(job.local_addr, job.endpoint)
+        kept = cls(presence=_presence_of(job))
         # Without heartbeats the others would continue, and never learn what their coordinator has
         # forgotten.
         is_noticed = job.max_nodes == 1 or job.heartbeat > 0
@@ -96,3 +94,11 @@ class Kept:
             self.document.close()
         if self.presence is not None:
             self.presence.close()
+
+
+def _presence_of(job: NodeJob) -> socket.socket | None:
+    """Return a presence socket for this node of *job*, if other nodes learn this node's own address."""
+    is_alone = job.max_nodes == 1
+    if is_alone or job.backend == "static":
+        return None
+    return presence_socket(job.local_addr, job.endpoint)

@@ -57,7 +57,7 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
 HEARTBEAT = 10.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
 HELD = evolve(OFFER, presence_port=7000)
-PRESENCE = Presence("b", ("127.0.0.1",), 7000)
+PRESENCE = Presence("b", "127.0.0.1", 7000)
 ASKS = (Load, Receive, Read, ServerStopped)
 
 

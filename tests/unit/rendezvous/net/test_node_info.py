@@ -83,3 +83,18 @@ def test_where_the_jobs_store_serves_the_workers_nothing_is_bound() -> None:
         offer.describe(1, "trainer").index,
     )
     assert offer.listener() is None
+
+
+def test_a_node_with_the_stores_address_offers_no_presence_socket() -> None:
+    """Its address is not that of the node: a connection there would prove nothing about it."""
+    assert 0 == FixedNodeInfo("store", lambda: 29400, 1, lambda: False).describe(1, "trainer").presence_port
+
+
+def test_a_node_with_an_address_of_its_own_offers_its_presence_socket() -> None:
+    offer = BoundNodeInfo(presence_port=7000)
+    described = offer.describe(1, "trainer")
+    listener = offer.listener()
+    assert listener is not None
+    listener.close()
+
+    assert 7000 == described.presence_port
