@@ -33,6 +33,8 @@ WaitFor: TypeAlias = Literal["quiet", "min", "max"]
 RaiseAs: TypeAlias = Literal["both", "ChildFailedError"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
+DEFAULT_PORT = 29400
+"""Port of a rendezvous whose endpoint names none."""
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds."""
 DEFAULT_MAX_RESTARTS = 3

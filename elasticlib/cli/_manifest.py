@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from json import dumps
 
 from elasticlib.cli._option_table import read_nodes
-from elasticlib.cli._parser import PROG, Parser
+from elasticlib.cli._parser import PROG, Parser, about_option
 from elasticlib.engines import MANIFEST_KINDS, PodSettings, manifest_of
 from elasticlib.errors import ConfigError
 
@@ -32,7 +32,7 @@ def main(args: Sequence[str]) -> None:
         settings = _settings(given, tuple(command))
         settings.check(given.kind)
     except ConfigError as error:
-        raise error.with_name(f"--{error.setting}") if error.setting else error from error
+        raise about_option(error) from error
     print(dumps(manifest_of(given.kind, settings), indent=2))
 
 

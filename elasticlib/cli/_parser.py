@@ -290,3 +290,8 @@ def _value(row: Option, present: Any, given: Mapping[str, str]) -> Any:
     if present is not None and row.is_kept_as_text:
         return row.value(str(present), source)
     return present
+
+
+def about_option(error: ConfigError) -> ConfigError:
+    """Return *error* with the name of its setting's option, such as --max-jobs for max_jobs."""
+    return error.with_name(f"--{error.setting.replace('_', '-')}") if error.setting else error

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from elasticlib.cli._parser import PROG
+from elasticlib.cli._parser import PROG, about_option
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import ServerSettings, serve_until_signal, tokens_of_server
 from elasticlib.spec import TOKEN_VARIABLE
@@ -32,9 +32,7 @@ def main(args: Sequence[str]) -> None:
         settings = ServerSettings(**vars(given), tokens=tokens_of_server(os.environ))
         serve_until_signal(settings, lambda endpoint: _say(endpoint, settings))
     except ConfigError as error:
-        if not error.setting:
-            raise
-        raise error.with_name(f"--{error.setting.replace('_', '-')}") from error
+        raise about_option(error) from error
 
 
 def parser() -> argparse.ArgumentParser:

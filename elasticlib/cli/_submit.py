@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from elasticlib.cli._parser import PROG, Parser
+from elasticlib.cli._parser import PROG, Parser, about_option
 from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
 from elasticlib.errors import ConfigError
 
@@ -33,7 +33,7 @@ def main(args: Sequence[str]) -> None:
         if not given.print and "clusters" not in options.more:
             check_nodes(options.nodes, options.partition)
     except ConfigError as error:
-        raise error.with_name(f"--{error.setting}") if error.setting else error from None
+        raise about_option(error) from error
 
     lines = options.lines(os.path.basename(launched.training_script))
     text = batch_script(lines, options.nodes, [*_launcher(), *given.command], options.lines_of_step())

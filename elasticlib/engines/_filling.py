@@ -209,7 +209,7 @@ def _parts(added: Mapping[str, Any]) -> tuple[str, ...]:
 
 _OF_THE_END = ("preempt_signal", "end_time", "shutdown_timeout")
 """Options of the end of a node, which are fields of the same names."""
-_MARGIN = 5.0
+END_MARGIN = 5.0
 """Seconds between the end of the workers and that of the launcher, which reports it."""
 _ALWAYS_HANDLED = ("SIGUSR1", "SIGUSR2")
 """Signals that the launcher handles whatever its user lists: it passes them to the workers."""
@@ -238,7 +238,7 @@ def ending(
     if whole is None or _STOP_TIME in environ:
         return found
 
-    left = max(whole - _MARGIN, 0.0)
+    left = max(whole - END_MARGIN, 0.0)
     if "shutdown_timeout" in given:
         return evolve(found, warnings=_warn_of_long_stop(context, values["shutdown_timeout"], whole, left))
     return Filling({**added, "shutdown_timeout": left}, context, (f"shutdown timeout {left:g} s",))

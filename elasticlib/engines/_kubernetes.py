@@ -14,22 +14,18 @@ from typing import Any, TypeAlias
 
 from attrs import field, frozen
 
-from elasticlib.errors import ConfigError
-from elasticlib.spec import TOKEN_VARIABLE
+from elasticlib.engines._filling import END_MARGIN
+from elasticlib.errors import PREEMPTED, ConfigError
+from elasticlib.spec import DEFAULT_PORT, TOKEN_VARIABLE
 
 Manifest: TypeAlias = dict[str, Any]
 
-SAVED = 75
-"""Exit status of a node whose workers have saved before a preemption."""
-PORT = 29400
-MARGIN = 5
-"""Seconds of the pod's grace that the launcher keeps for itself."""
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?"), "a name of lower-case letters, digits and hyphens, up to 42"
 _IMAGE = re.compile(r"\S+"), "a container's image: registry/name:tag"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "a variable's name, followed by =VALUE"
 _RULES = (
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [SAVED]}},
+    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
 )
 """A pod that was evicted, or has saved before its end, is replaced without counting as a failure."""
 
@@ -67,8 +63,8 @@ class PodSettings:
             _check("env", variable, _VARIABLE)
         if self.gpus < 0:
             raise ConfigError.of_setting("gpus", f"{self.gpus} must be 0 or more")
-        if self.grace <= MARGIN:
-            raise ConfigError.of_setting("grace", f"{self.grace} must be above {MARGIN} seconds")
+        if self.grace <= END_MARGIN:
+            raise ConfigError.of_setting("grace", f"{self.grace} must be above {END_MARGIN:g} seconds")
 
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise ConfigError.of_setting("nodes", f"{self.nodes} must be a number, or a range, from 1 on")
@@ -96,7 +92,7 @@ def _indexed_job(settings: PodSettings) -> list[Manifest]:
         "publishNotReadyAddresses": True,
         "selector": {"job-name": settings.name},
     }
-    endpoint = f"{settings.name}-0.{settings.name}:{PORT}"
+    endpoint = f"{settings.name}-0.{settings.name}:{DEFAULT_PORT}"
     pod = {"subdomain": settings.name, **_pod(settings, endpoint)}
     job = _job_spec(settings.max_nodes, pod)
     return [
@@ -110,7 +106,7 @@ def _job_set(settings: PodSettings) -> list[Manifest]:
     # Each job of the set numbers its pods from 0.
     path = "metadata.labels['jobset.sigs.k8s.io/job-global-index']"
     index = {"name": "JOB_GLOBAL_INDEX", "valueFrom": {"fieldRef": {"fieldPath": path}}}
-    pod = _pod(settings, f"{settings.name}-node-0-0.{settings.name}:{PORT}", index)
+    pod = _pod(settings, f"{settings.name}-node-0-0.{settings.name}:{DEFAULT_PORT}", index)
     nodes = {"name": "node", "replicas": settings.max_nodes, "template": {"spec": _job_spec(1, pod)}}
     spec = {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, "replicatedJobs": [nodes]}
     return [
@@ -179,7 +175,7 @@ def _pod(settings: PodSettings, endpoint: str, *variables: Manifest) -> Manifest
 
 
 def _grace_option(settings: PodSettings) -> list[str]:
-    return ["--shutdown-timeout", str(settings.grace - MARGIN)]
+    return ["--shutdown-timeout", f"{settings.grace - END_MARGIN:g}"]
 
 
 def _env(settings: PodSettings) -> list[Manifest]:

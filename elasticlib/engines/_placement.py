@@ -15,6 +15,7 @@ from attrs import frozen
 
 from elasticlib.engines._host_list import hosts_of
 from elasticlib.errors import ConfigError
+from elasticlib.spec import DEFAULT_PORT
 
 _Environ: TypeAlias = Mapping[str, str]
 
@@ -197,7 +198,7 @@ def _skypilot(environ: _Environ, now: float) -> EngineContext | None:
         "skypilot",
         num_nodes=nodes,
         node_rank=rank,
-        rdzv_endpoint=f"{hosts[0]}:29400",
+        rdzv_endpoint=f"{hosts[0]}:{DEFAULT_PORT}",
         run_id=run_id,
         hosts=hosts,
         title=f"SkyPilot task {run_id}".rstrip(),
@@ -216,7 +217,7 @@ def _dstack(environ: _Environ, now: float) -> EngineContext | None:
         "dstack",
         num_nodes=nodes,
         node_rank=rank,
-        rdzv_endpoint=f"{environ['DSTACK_MASTER_NODE_IP']}:29400",
+        rdzv_endpoint=f"{environ['DSTACK_MASTER_NODE_IP']}:{DEFAULT_PORT}",
         run_id=run_id,
         hosts=hosts,
         title=f"dstack run {environ.get('DSTACK_RUN_NAME', run_id)}".rstrip(),

@@ -1,25 +1,21 @@
 """
 Jobs of Slurm, by its own commands: submit, ask for the state, cancel.
 
-Rules of this file: commands run in sessions of their own, so that Ctrl-C in a terminal does not end them half-way. No
-answer is not an answer: only Slurm's word ends a job.
+Rules of this file: a command that does not answer says nothing: a job ends only if Slurm says so.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
 from elasticlib.engines._placement import number_in
+from elasticlib.engines._slurm_queries import answer_of, facts_in
 from elasticlib.errors import ConfigError, StartError
 
 _SUBMIT_SECONDS = 60.0
-_ANSWER_SECONDS = 10.0
-"""Slurm's own MessageTimeout."""
 _OVER = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT UNKNOWN".split()
 )
@@ -65,7 +61,7 @@ def submit_script(script: str, options: Sequence[str], environ: Mapping[str, str
     # Variables of a step around this program would be options of srun in the job, or mark it as a terminal.
     own = {name: value for name, value in environ.items() if name == "SLURM_CONF" or not name.startswith("SLURM_")}
     # Options are given on the command line, too: there they win over the user's SBATCH_* variables.
-    done = _answer(["sbatch", "--parsable", *options, script], _SUBMIT_SECONDS, own)
+    done = answer_of(["sbatch", "--parsable", *options, script], own, _SUBMIT_SECONDS)
     if done is None:
         raise StartError("sbatch does not answer: install Slurm's client programs here, or start slurmctld")
     number = re.match(r"(\d+)(;|$)", done.stdout.strip())
@@ -76,7 +72,7 @@ def submit_script(script: str, options: Sequence[str], environ: Mapping[str, str
 
 def check_nodes(nodes: int, partition: str | None) -> None:
     """Raise `ConfigError` for more *nodes* than *partition* has, for which a job would wait forever."""
-    done = _answer(["sinfo", "--noheader", "--format=%P %D"], _ANSWER_SECONDS)
+    done = answer_of(["sinfo", "--noheader", "--format=%P %D"])
     largest = nodes_of(partition, "" if done is None else done.stdout)
     if largest is not None and nodes > largest:
         where = f"partition {partition!r}" if partition else "the default partition"
@@ -97,7 +93,7 @@ def _last_line(text: str) -> str:
 
 def slurm_job(number: str) -> SlurmJob:
     """Return the job *number* as Slurm shows it now."""
-    done = _answer(["scontrol", "--oneliner", "show", "job", number], _ANSWER_SECONDS)
+    done = answer_of(["scontrol", "--oneliner", "show", "job", number])
     if done is None:
         return SlurmJob(number)
     return job_shown(number, done.stdout, done.stderr)
@@ -108,7 +104,7 @@ def job_shown(number: str, shown: str, complaint: str) -> SlurmJob:
     if "Invalid job id" in complaint:
         return SlurmJob(number, "UNKNOWN")
 
-    facts = dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+    facts = facts_in(shown)
     reason = facts.get("Reason", "")
     return SlurmJob(
         number,
@@ -120,7 +116,7 @@ def job_shown(number: str, shown: str, complaint: str) -> SlurmJob:
 
 def cancel_job(number: str, *options: str) -> None:
     """Cancel a job or a step: SIGTERM, and SIGKILL after Slurm's KillWait. One that has ended stays unchanged."""
-    _answer(["scancel", *options, number], _ANSWER_SECONDS)
+    answer_of(["scancel", *options, number])
 
 
 def allocation_of(environ: Mapping[str, str]) -> str:
@@ -132,25 +128,6 @@ def allocation_of(environ: Mapping[str, str]) -> str:
 
 def steps_of(number: str, name: str) -> list[str]:
     """Return the running steps of job *number* that have this *name*."""
-    done = _answer(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i %j"], _ANSWER_SECONDS)
+    done = answer_of(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i %j"])
     rows = [] if done is None else [line.split() for line in done.stdout.splitlines()]
     return [row[0] for row in rows if row[1:] == [name]]
-
-
-def _answer(
-    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str] | None:
-    """Return the end of a command of Slurm; None if it cannot be called, or does not answer."""
-    try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=os.environ if environ is None else environ,
-            timeout=seconds,
-            start_new_session=True,
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None

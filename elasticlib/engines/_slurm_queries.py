@@ -2,7 +2,7 @@
 Questions to Slurm that the environment does not answer: a node's address, the job's end and who ended it.
 
 Rules of this file: it asks by ``scontrol``, only if it must, and no answer is an answer: containers
-often lack that program.
+often lack that program. Commands run in sessions of their own, so that Ctrl-C in a terminal does not end them half-way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from elasticlib.engines._placement import number_in
 
-_LONGEST_ANSWER = 10.0
-"""Seconds: Slurm's own MessageTimeout."""
+ANSWER_SECONDS = 10.0
+"""Slurm's own MessageTimeout."""
 _SETTINGS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Files of Slurm's settings; the second one is that of nodes which get them from slurmctld."""
 
@@ -126,7 +126,12 @@ def _complaint_about(*args: str) -> str:
 def shown(kind: str, name: str) -> dict[str, str]:
     """Return what Slurm says of the node or job *name*; empty if it says nothing."""
     done = _scontrol("--oneliner", "show", kind, name)
-    return {} if done is None else dict(re.findall(r"(?:^| )(\w+)=(\S*)", done.stdout))
+    return {} if done is None else facts_in(done.stdout)
+
+
+def facts_in(shown: str) -> dict[str, str]:
+    """Return the facts in a line of ``scontrol show --oneliner`` by name."""
+    return dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
 
 
 def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:
@@ -135,7 +140,9 @@ def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:
     return answer_of(["scontrol", *args], {**os.environ, "SLURM_TIME_FORMAT": "%s"})
 
 
-def answer_of(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
+def answer_of(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, seconds: float = ANSWER_SECONDS
+) -> subprocess.CompletedProcess[str] | None:
     """Return the end of a *command* of Slurm; None if it cannot be called, or does not answer."""
     try:
         return subprocess.run(
@@ -145,7 +152,8 @@ def answer_of(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.
             text=True,
             errors="replace",
             env=environ,
-            timeout=_LONGEST_ANSWER,
+            timeout=seconds,
+            start_new_session=True,
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None

@@ -189,7 +189,7 @@ class _BatchWatch:
                 continue
             try:
                 packed = self._files.read(name)
-                self._outcomes[place] = _ended(place[1], packed)
+                self._outcomes[place] = read_outcome(packed).of_agent(place[1])
             except OSError:
                 continue
             except (ValueError, KeyError, TypeError) as error:
@@ -326,16 +326,3 @@ class _BatchWatch:
             has_signal = any(isinstance(item, int) for item in self._next(_LOOK_SECONDS))
             if has_signal or monotonic() >= until:
                 return
-
-
-def _ended(node: int, packed: bytes) -> AgentEnded:
-    """Return the outcome of *node*. Raises ValueError, KeyError or TypeError."""
-    outcome = read_outcome(packed)
-    return AgentEnded(
-        node,
-        outcome.kind,
-        ranks=outcome.ranks,
-        world=outcome.world,
-        has_cause=outcome.has_cause,
-        why=outcome.why,
-    )

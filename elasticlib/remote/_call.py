@@ -20,7 +20,7 @@ import cloudpickle
 from attrs import asdict, frozen
 
 from elasticlib._untrusted import parse
-from elasticlib.engines import LARGEST, OutcomeKind
+from elasticlib.engines import LARGEST, AgentEnded, OutcomeKind
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
@@ -179,6 +179,10 @@ class Outcome:
     ranks: frozenset[int] = frozenset()
     world: int = 0
     has_cause: bool = False
+
+    def of_agent(self, place: int, agent: int = 0) -> AgentEnded:
+        """Return this outcome as that of the *agent* at *place*."""
+        return AgentEnded(place, self.kind, agent, self.ranks, self.world, self.has_cause, self.why)
 
 
 def pack_results(values: Mapping[int, Any], places: Mapping[int, Place], world: int) -> bytes:

@@ -307,9 +307,7 @@ class _Run:
             return AgentLost(event.place, f"the outcome of agent {event.place} cannot be read: {error}", event.agent)
         if event.agent == self._supervisor.places[event.place].agent:
             self._results[event.place] = event.data
-        return AgentEnded(
-            event.place, outcome.kind, event.agent, outcome.ranks, outcome.world, outcome.has_cause, outcome.why
-        )
+        return outcome.of_agent(event.place, event.agent)
 
     def _decision(self, actions: Sequence[Action], grace: float) -> RaiseError | ReturnResults | None:
         """Carry out *actions*; return the one that ends the call."""

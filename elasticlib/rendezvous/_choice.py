@@ -18,12 +18,12 @@ from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _rdzv_options
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._endpoint import is_host, parse_rendezvous_endpoint
-from elasticlib.spec import LaunchConfig
+from elasticlib.spec import DEFAULT_PORT, LaunchConfig
 
 DEFAULT_RUN_ID = "none"
 """Id of a job without a name on the command line."""
 
-_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
+_LOCAL_ENDPOINTS = {"c10d": f"localhost:{DEFAULT_PORT}", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
 """Default endpoint by backend, for more than one node."""
 
 
@@ -199,7 +199,7 @@ def _no_common_endpoint(config: LaunchConfig, kind: str, example: str) -> Config
 
 def _private_at_endpoint(config: LaunchConfig, run_id: str, endpoint: str) -> Private | None:
     backend = config.rdzv_backend
-    _, port = parse_rendezvous_endpoint(endpoint, 29400)
+    _, port = parse_rendezvous_endpoint(endpoint, DEFAULT_PORT)
     if port == 0:
         _check_nobody_looks_for(config, endpoint)
         return Private(run_id, backend)

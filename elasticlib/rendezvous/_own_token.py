@@ -25,8 +25,8 @@ from pathlib import Path
 
 from elasticlib.processes import make_private_folder
 from elasticlib.rendezvous._node_job import NodeJob
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint
-from elasticlib.spec import TOKEN_VARIABLE
+from elasticlib.rendezvous.net._endpoint import is_loopback, parse_rendezvous_endpoint
+from elasticlib.spec import DEFAULT_PORT, TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
 

@@ -29,11 +29,10 @@ from elasticlib.logs import DefaultLogsSpecs, _plugins
 from elasticlib.logs._layout import DEFAULT_PREFIX
 from elasticlib.numa import NumaOptions
 from elasticlib.rendezvous import _rdzv_options
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.sidecar import _sidecar_client
 from elasticlib.rendezvous.stores.etcd import _backend as etcd
-from elasticlib.spec import DEFAULT_SIGNALS, LaunchConfig, WorkerSpec
+from elasticlib.spec import DEFAULT_PORT, DEFAULT_SIGNALS, LaunchConfig, WorkerSpec
 from elasticlib.utils.distributed import create_c10d_store
 from elasticlib.utils.log_level import get_log_level
 from elasticlib.workers import _environment

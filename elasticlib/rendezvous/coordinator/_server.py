@@ -97,6 +97,8 @@ class Server:
     _abandon: events.Abandon | None = None
     _watched: tuple[Presence, ...] = ()
     """Presence sockets that the shell watches."""
+    _watched_of: tuple[object, object] = (None, None)
+    """The waiting nodes and the round that they belong to: a thousand nodes are not listed at each turn."""
     _ended: tuple[Presence, ...] = ()
     """Sockets of nodes that have ended, and whose messages the next `Receive` returns at the latest."""
     _ended_meanwhile: tuple[Presence, ...] = ()
@@ -265,6 +267,10 @@ class Server:
 
     def _watch_nodes(self, out: list[events.Action]) -> None:
         """Watch the presence sockets of the nodes that are in the job now."""
+        members = (self.state.waiting, self.state.round)
+        if all(new is old for new, old in zip(members, self._watched_of, strict=True)):
+            return
+        self._watched_of = members
         # This node's own sidecar, which runs this coordinator, reports the end of the others here.
         others = tuple(each for each in self.logic.presences(self.state) if each.node != self.name)
         if others != self._watched:

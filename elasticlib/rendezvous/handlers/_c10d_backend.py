@@ -21,9 +21,9 @@ from elasticlib.errors import ConfigError, RendezvousConnectionError, Rendezvous
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._registry import job_of
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError
 from elasticlib.rendezvous.stores._state_keys import RendezvousBackend, Token
+from elasticlib.spec import DEFAULT_PORT as DEFAULT_PORT
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -12,8 +12,6 @@ import re
 
 from elasticlib.errors import ConfigError
 
-DEFAULT_PORT = 29400
-
 _NAME = re.compile(r"[\w.-]+")
 _IN_BRACKETS = re.compile(r"\[(?P<host>[^]]*)\](:(?P<port>.*))?", re.DOTALL)
 _PORT = re.compile(r"0{0,99}[0-9]{1,5}")

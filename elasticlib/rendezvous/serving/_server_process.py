@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from elasticlib.errors import StartError
 from elasticlib.processes import BEGIN_CODE, Channel, ChildProcess, Link, search_path_argument, spawn, wait_readable
 from elasticlib.rendezvous._own_token import tokens_of_server
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
 from elasticlib.rendezvous.serving._settings import MOST_JOBS, ServerSettings
 from elasticlib.rendezvous.sidecar._sidecar_client import environment, rebuilt_error
+from elasticlib.spec import DEFAULT_PORT
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.serving._program import main; main()"
 _START = 60.0

@@ -8,7 +8,8 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_host
+from elasticlib.rendezvous.net._endpoint import is_host
+from elasticlib.spec import DEFAULT_PORT
 
 MOST_JOBS = 64
 _LIMIT = 10_000

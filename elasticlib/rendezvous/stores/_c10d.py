@@ -39,7 +39,7 @@ from elasticlib.rendezvous.net._binding import (
     outward_address,
 )
 from elasticlib.rendezvous.net._dial import Limited, probe
-from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
+from elasticlib.rendezvous.net._endpoint import is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
@@ -53,6 +53,7 @@ from elasticlib.rendezvous.stores._torch_store import (
     Store,
     StoreExchange,
 )
+from elasticlib.spec import DEFAULT_PORT
 
 LOOK_UP = 10.0
 """Seconds for the lookup of the host's name, before it is decided which node hosts the store."""
