@@ -18,14 +18,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from attrs import evolve
 from typing_extensions import assert_never
 
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib.agent import _checks, _policy
-from elasticlib.agent._end_notice import EndNotice, UnheardNotice
+from elasticlib.agent._end_notice import EndNotice, StopRequests
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
@@ -118,8 +117,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._run_id = str(handler.get_run_id())
 
         self._shutdown_timeout = shutdown_timeout
-        self._end_notice = EndNotice() if end_notice is None else end_notice
-        self._unheard = UnheardNotice()
+        self._stops = StopRequests(EndNotice() if end_notice is None else end_notice, shutdown_timeout)
         self._grace = shutdown_timeout
         """Seconds until SIGKILL in the next `_stop_workers`."""
         self._worker_group = WorkerGroup(spec)
@@ -352,7 +350,7 @@ class SimpleElasticAgent(ElasticAgent):
             return lost
 
         self._wait_readable(has_processes=runs or serves)
-        events: list[_policy.Event] = [*self._requests(), *self._unheard_request()]
+        events: list[_policy.Event] = [*self._requests(), *self._heard_since()]
 
         # Workers may have been killed because contact was lost. They are checked first, so that the
         # loss, which is read later, is handled before them.
@@ -379,7 +377,7 @@ class SimpleElasticAgent(ElasticAgent):
         limit = None
         if has_processes:
             watched += self._watched()
-            limit = soonest(self._poll_timeout(), self._unheard.poll_timeout())
+            limit = soonest(self._poll_timeout(), self._stops.poll_timeout())
         wait_readable(watched, soonest(self._member.poll_timeout(), limit, self._stop_timeout()))
 
     def _requests(self) -> list[_policy.StopRequested]:
@@ -388,10 +386,9 @@ class SimpleElasticAgent(ElasticAgent):
         for item in self._signals.inbox.drain():
             match item:
                 case int():
-                    is_notice = item in self._end_notice.signals
-                    stops.append(_policy.StopRequested(item, is_heard=self._listens(), is_notice=is_notice))
+                    stops.append(self._stops.of_signal(item, is_heard=self._listens()))
                 case StopRequest():
-                    stops += self._asked_to_stop(item)
+                    stops += self._of_program(item)
                 case StacksRequest(why):
                     # Without a reason, only the program gets the stacks, and the console shows
                     # none.
@@ -403,7 +400,8 @@ class SimpleElasticAgent(ElasticAgent):
 
         return stops
 
-    def _asked_to_stop(self, request: StopRequest) -> list[_policy.StopRequested]:
+    def _of_program(self, request: StopRequest) -> list[_policy.StopRequested]:
+        """Return the program's request to stop; none if it is kept for workers that ask later."""
         stop = _policy.StopRequested(
             signal.SIGTERM,
             request.why,
@@ -412,50 +410,30 @@ class SimpleElasticAgent(ElasticAgent):
             is_notice=request.is_notice,
             ends_job=request.ends_job,
         )
-        has_listened = stop.is_heard or self._state.saved
-        if request.needs_listener and not has_listened:
-            self._unheard.keep(stop, monotonic())
-            return []
-        return [stop]
-
-    def _unheard_request(self) -> list[_policy.StopRequested]:
-        """Return the announcement of this node's end that came before a worker asked, once one asks."""
-        if self._unheard.poll_timeout() is None:
-            return []
-        is_heard = self._state.phase is _policy.Phase.RUNNING and self._listens()
-        if not is_heard and not self._state.saved:
-            return []
-        stop = self._unheard.take(monotonic())
-        return [] if stop is None else [evolve(stop, is_heard=is_heard)]
+        if not request.needs_listener:
+            return [stop]
+        return self._stops.if_heard(stop, monotonic(), has_saved=self._state.saved)
 
     def _take_notice(self, signum: signal.Signals) -> list[_policy.StopRequested]:
         """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
-        is_end = signum in self._end_notice.signals
-        if is_end and self._listens():
-            return [self._end_request(signum, is_heard=True)]
-        is_handled = self._pass_on(signum)
+        is_end = self._stops.announces_end(signum)
+        is_heard = is_end and self._listens()
+        is_handled = not is_heard and self._pass_on(signum)
         if not is_end:
             return []
-        if is_handled:
-            return [self._end_request(signum, is_handled=True)]
-        self._unheard.keep(self._end_request(signum), monotonic())
-        return []
+        return self._stops.of_announcement(signum, monotonic(), wall_time(), is_heard=is_heard, is_handled=is_handled)
+
+    def _heard_since(self) -> list[_policy.StopRequested]:
+        """Return the request that came before a worker asked whether it should stop, once one asks."""
+        if self._stops.poll_timeout() is None:
+            return []
+        is_heard = self._state.phase is _policy.Phase.RUNNING and self._listens()
+        return self._stops.heard_since(monotonic(), is_heard=is_heard, has_saved=self._state.saved)
 
     def _is_ending(self) -> bool:
         """Return whether the end of this node was announced."""
         stop = self._state.stop
         return stop is not None and stop.is_notice
-
-    def _end_request(self, signum: int, *, is_heard: bool = False, is_handled: bool = False) -> _policy.StopRequested:
-        notice = self._end_notice
-        return _policy.StopRequested(
-            signum,
-            grace=notice.grace(wall_time(), self._shutdown_timeout),
-            is_heard=is_heard,
-            is_notice=True,
-            is_handled=is_handled,
-            worker_signum=signal.SIGTERM,
-        )
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group

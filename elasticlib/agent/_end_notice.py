@@ -1,5 +1,5 @@
 """
-Announcements of this node's end: signals, the time that they leave, and those that workers learn of later. Pure.
+Requests to stop this node: signals, requests of the program, and announcements of its end. Pure.
 
 Rules of this file: times are arguments. A scheduler announces an end some time before it.
 """
@@ -12,6 +12,7 @@ from attrs import define, evolve, field
 
 from elasticlib.agent._policy import StopRequested
 
+_SIGTERM = 15
 _LONGEST = 3600.0
 """Seconds; a person, and no scheduler, sends the signal earlier than this before the end of the job."""
 _LOOK = 0.1
@@ -34,27 +35,69 @@ class EndNotice:
 
 
 @define
-class UnheardNotice:
-    """The last announcement that came while no worker asked whether it should stop: some may still be starting."""
+class StopRequests:
+    """
+    Makes requests to stop this node: of signals, of the program, and of announcements of its end.
 
-    _request: StopRequested | None = field(init=False, default=None)
+    An announcement counts for workers that ask whether they should stop. Some may still be starting, so the last
+    one that came too early is kept until one asks.
+    """
+
+    notice: EndNotice
+    _shutdown_timeout: float
+    """Seconds from the stop signal to SIGKILL, unless a request has its own time."""
+    _kept: StopRequested | None = field(init=False, default=None)
     _due: float = field(init=False, default=math.inf)
-    """Monotonic time of the announced end."""
+    """Monotonic time of the end that the kept announcement is about."""
 
-    def keep(self, request: StopRequested, now: float) -> None:
-        """Keep *request* for workers that ask later."""
-        self._request = request
-        self._due = math.inf if request.grace is None else now + request.grace
+    def announces_end(self, signum: int) -> bool:
+        """Return True if the signal announces the end of this node."""
+        return signum in self.notice.signals
 
-    def take(self, now: float) -> StopRequested | None:
-        """Return the kept request, with the time that is left of it, and forget it; None without one."""
-        request, self._request = self._request, None
-        if request is None or request.grace is None:
-            return request
+    def of_signal(self, signum: int, *, is_heard: bool) -> StopRequested:
+        """Return the request of a signal that stops the job; *is_heard*: a worker asks whether it should stop."""
+        return StopRequested(signum, is_heard=is_heard, is_notice=self.announces_end(signum))
+
+    def if_heard(self, stop: StopRequested, now: float, *, has_saved: bool) -> list[StopRequested]:
+        """Return *stop* if a worker asks, or all have saved; else keep it, as one of the monotonic time *now*."""
+        if stop.is_heard or has_saved:
+            return [stop]
+        self._kept = stop
+        self._due = math.inf if stop.grace is None else now + stop.grace
+        return []
+
+    def of_announcement(
+        self, signum: int, now: float, wall_now: float, *, is_heard: bool, is_handled: bool
+    ) -> list[StopRequested]:
+        """
+        Return the request of a signal that announces the end; none if it is kept for later.
+
+        *is_handled*: workers have the signal, and handle it on their own.
+        """
+        stop = StopRequested(
+            signum,
+            grace=self.notice.grace(wall_now, self._shutdown_timeout),
+            is_heard=is_heard,
+            is_notice=True,
+            is_handled=is_handled,
+            worker_signum=_SIGTERM,
+        )
+        return [stop] if is_handled else self.if_heard(stop, now, has_saved=False)
+
+    def heard_since(self, now: float, *, is_heard: bool, has_saved: bool) -> list[StopRequested]:
+        """Return the kept request, with the time that is left of it, once a worker asks or all have saved."""
+        stop = self._kept
+        if stop is None or not (is_heard or has_saved):
+            return []
+
+        self._kept = None
+        stop = evolve(stop, is_heard=is_heard)
+        if stop.grace is None:
+            return [stop]
         left = self._due - now
         # The end has not come when it was announced: it leaves as much time as an end without a time.
-        return evolve(request, grace=left if left > 0 else None)
+        return [evolve(stop, grace=left if left > 0 else None)]
 
     def poll_timeout(self) -> float | None:
-        """Return the seconds until the workers must be looked at again; None without a request."""
-        return None if self._request is None else _LOOK
+        """Return the seconds until `heard_since` must be called again; None if nothing is kept."""
+        return None if self._kept is None else _LOOK

@@ -130,7 +130,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
         self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))
         # A scheduler sends a notice to all processes of a node, also to workers that have not asked yet for a stop.
-        notices = self._end_notice.signals - {signal.SIGTERM}
+        notices = self._stops.notice.signals - {signal.SIGTERM}
         self._job = ignoring(made.job, notices) if notices else made.job
         held = spec.rdzv_handler.descriptors if isinstance(spec.rdzv_handler, Rendezvous) else {}
         if held:

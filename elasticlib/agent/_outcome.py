@@ -32,8 +32,6 @@ from elasticlib.rendezvous.protocol import FailureNote, Final
 
 _LONGEST = 20_000
 """Maximum number of characters of a text for other nodes."""
-_PREEMPTED = {True: "its workers were asked to stop, and have returned", False: "no worker had started"}
-"""What was preempted, by whether workers of this node had ever run."""
 
 
 def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
@@ -55,8 +53,10 @@ def _facts(failure: ProcessFailure | FailureNote) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
     # The end of a traceback is the most useful part.
-    return text if len(text) <= _LONGEST else f"...\n{text[-_LONGEST:]}"
+    return f"...\n{text[-_LONGEST:]}"
 
 
 def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> dict[int, ProcessFailure]:
@@ -80,7 +80,8 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
 
 def _host_of(node: str) -> str:
     """Return the host in the name of *node*; the whole name if it has another form."""
-    return node.rpartition("/")[0] or node
+    host, _, _ = node.rpartition("/")
+    return host or node
 
 
 def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> ElasticError | None:
@@ -99,8 +100,9 @@ def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> 
 
 def _is_preemption(stop: StopRequested) -> bool:
     """Return True unless a person or the program ended the job."""
+    is_by_person = stop.signum == signal.SIGINT
     is_by_program = bool(stop.reason) and not stop.is_notice
-    return stop.signum != signal.SIGINT and not is_by_program
+    return not (is_by_person or is_by_program)
 
 
 def _error_of_stop(stop: StopRequested) -> ElasticError:
@@ -113,7 +115,10 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
 def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
     received = signal.Signals(stop.signum)
     cause = stop.reason or f"process {os.getpid()} got {received.name}"
-    return PreemptedError(f"{cause}: {_PREEMPTED[end.has_run]}", received, dict(results))
+    work = "no worker had started"
+    if end.has_run:
+        work = "its workers were asked to stop, and have returned"
+    return PreemptedError(f"{cause}: {work}", received, dict(results))
 
 
 def _preempted_elsewhere(why: str, results: Mapping[int, Any]) -> ElasticError:
@@ -144,4 +149,5 @@ def _error_of_final(final: Final) -> ElasticError:
     why = final.why
     if final.kind == "refused":
         why = f"this node cannot join the job: {why}"
-    return _KINDS.get(final.kind, RendezvousClosedError)(why)
+    kind = _KINDS.get(final.kind, RendezvousClosedError)
+    return kind(why)

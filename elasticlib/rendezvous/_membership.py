@@ -87,8 +87,9 @@ class Requests(Protocol):
 class Talk(Membership, Protocol):
     """A membership with the additions that a handler needs."""
 
-    final: Final | None
-    """The end of this node's part in the job, once `drain` has returned it."""
+    @property
+    def final(self) -> Final | None:
+        """The end of this node's part in the job, once `drain` has returned it."""
 
     def post(self, report: WorkerReport | Close) -> None:
         """

@@ -607,7 +607,7 @@ class Processes:
         self,
         signum: int,
         grace: float,
-        meanwhile: Callable[[float | None], None] | None = None,
+        meanwhile: Callable[[float | None], object] | None = None,
         *,
         somebody_waits: bool = False,
         spare_failed: bool = False,
@@ -626,16 +626,13 @@ class Processes:
         self.poll()
         if self._supervisor.is_started() and self.round.may_leave_processes(spare_failed=spare_failed):
             self.ask_to_stop(signum, grace, spare_failed)
-            self._await_end(meanwhile or self._wait, somebody_waits)
+            self._await_end(meanwhile or (lambda limit: wait_readable([self], limit)), somebody_waits)
         # All may be gone at once, or an interrupt may have ended the wait for the fork server.
         if self.round.lost is not None or not self._supervisor.is_started():
             self.dismiss()
         self.drain()
 
-    def _wait(self, timeout: float | None) -> None:
-        wait_readable([self], timeout)
-
-    def _await_end(self, wait: Callable[[float | None], None], somebody_waits: bool) -> None:
+    def _await_end(self, wait: Callable[[float | None], object], somebody_waits: bool) -> None:
         """Call *wait*, with the seconds that it may take, until the workers are gone."""
         report_at = monotonic() + _AT_ONCE if somebody_waits else math.inf
         while not self.round.gone():

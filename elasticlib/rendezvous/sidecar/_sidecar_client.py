@@ -58,7 +58,7 @@ from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._contact import ContactLimits
 from elasticlib.rendezvous.sidecar._kept import Kept
-from elasticlib.rendezvous.sidecar._sidecar_process import SidecarProcess
+from elasticlib.rendezvous.sidecar._sidecar_process import IMPORTING, SidecarProcess
 from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
@@ -71,7 +71,6 @@ _MOST_LOST = 3
 """Processes that one node may lose."""
 _BIRTH = 600.0
 """Seconds for the first message of the process, if the job has no join time."""
-_IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was contacted yet"
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 
@@ -99,8 +98,6 @@ class SidecarClient:
     ) -> None:
         self.node = job.node
         self._job = job
-        self.final: Final | None = None
-        """The end of this node's part in the job, once `drain` has returned it."""
         self._program = program
         self._owner = os.getpid()
         self._notices = _Notices()
@@ -156,6 +153,11 @@ class SidecarClient:
 
     # Events.
 
+    @property
+    def final(self) -> Final | None:
+        """The end of this node's part in the job, once `drain` has returned it."""
+        return self._notices.final
+
     def listener(self) -> socket.socket | None:
         """Return the bound socket for the worker store of a round in which this node has group rank 0."""
         return self._notices.listener()
@@ -190,7 +192,9 @@ class SidecarClient:
         if self._error is None and self._process.is_overdue():
             notices += self._note_silence()
         if self._error is None:
-            self._report_birth()
+            report = self._process.report_of_birth(self._job.run_id)
+            if report is not None:
+                _log.warning("node %s %s", self.node, report)
 
         # Events before the error are returned first; the next call raises it.
         if self._error is not None and not notices:
@@ -229,16 +233,9 @@ class SidecarClient:
         # Before its first answer no worker runs, so that there is nothing to stop.
         if self._process.contact.begun:
             return [self._cut_off("the sidecar of this node does not answer")]
-        why = f"its sidecar did not start within {self._process.contact.limits.birth:g} s: {_IMPORTING}"
+        why = f"its sidecar did not start within {self._process.contact.limits.birth:g} s: {IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
-
-    def _report_birth(self) -> None:
-        waited = self._process.report_of_birth()
-        if waited is None:
-            return
-        what = f"node {self.node} has waited {waited:.0f} s for job {self._job.run_id!r}"
-        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._process.contact.limits.birth - waited)
 
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._job.heartbeat)
@@ -282,7 +279,8 @@ class SidecarClient:
         """Return the notices of one message for the agent; note its other contents here."""
         match message["op"]:
             case "notice":
-                return self._hear_notice(message, descriptors)
+                notice = self._notices.receive(message, descriptors)
+                return [] if notice is None else [notice]
             case "hosts":
                 self._succession.note_hosting(descriptors)
             case "waiting":
@@ -297,14 +295,6 @@ class SidecarClient:
                 _log.log(message["level"], "%s", message["text"])
 
         return []
-
-    def _hear_notice(self, message: Message, descriptors: list[int]) -> list[Word]:
-        notice = self._notices.receive(message, descriptors)
-        if notice is None:
-            return []
-        if isinstance(notice, Final):
-            self.final = notice
-        return [notice]
 
     def close(self) -> None:
         """
@@ -413,6 +403,7 @@ class _Notices:
     """Number of requests for ranks so far."""
     waiting: int = 0
     """Number of nodes that waited for ranks, as last reported."""
+    final: Final | None = None
     _listener: socket.socket | None = None
     """The listener of a round in which this node has group rank 0."""
 
@@ -425,8 +416,10 @@ class _Notices:
             self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
 
         # The answer to an earlier request has ranks that are void, but the job's end always counts.
-        is_current = message["generation"] == self.generation
-        if is_current or isinstance(notice, Final):
+        if isinstance(notice, Final):
+            self.final = notice
+            return notice
+        if message["generation"] == self.generation:
             return notice
 
         self.drop_listener()

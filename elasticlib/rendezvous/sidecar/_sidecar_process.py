@@ -39,6 +39,8 @@ from elasticlib.rendezvous.sidecar._contact import ContactLimits, SidecarContact
 
 LIMIT = 5
 """Seconds that the thread waits for a process that was stopped."""
+IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was contacted yet"
+"""Reason of a slow start."""
 _ALIVE = encoded_message({"op": "alive"})
 _SHORT = 16_000
 """Bytes of a frame that are sent from the caller's own thread."""
@@ -136,12 +138,14 @@ class SidecarProcess:
         self.contact.find_silent(self._clock())
         self.child.send(signal.SIGCONT)  # it may have been stopped, alone
 
-    def report_of_birth(self) -> float | None:
-        """Return the seconds since the start of the process, if it is time to report them again."""
+    def report_of_birth(self, run_id: str) -> str | None:
+        """Return the report on a process that still starts, if it is time for the next one."""
         waited = None if self.gone else self.contact.report_of_birth(self._clock())
-        if waited is not None:
-            self.child.send(signal.SIGCONT)  # it may have been stopped, alone
-        return waited
+        if waited is None:
+            return None
+        self.child.send(signal.SIGCONT)  # it may have been stopped, alone
+        left = self.contact.limits.birth - waited
+        return f"has waited {waited:.0f} s for job {run_id!r}: {IMPORTING}; {left:.0f} s left"
 
     def poll_timeout(self) -> float | None:
         """Return the seconds until the next check of the contact; None: no check is due."""

@@ -18,7 +18,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from attrs import define, evolve, field
 
@@ -51,6 +51,7 @@ _LINGER = 3.0
 _SHORTEST = 0.002
 """Seconds between two looks at first; they double."""
 
+_T = TypeVar("_T")
 _log = logging.getLogger("elasticlib")
 
 Order: TypeAlias = Seek | WorkerReport | Close | CloseSession
@@ -318,10 +319,7 @@ class HandlerRounds:
         Return the end of the round by the node that was faster; None if it died before it published
         that.
         """
-        deadline = self.clock() + _LINGER
-        while (end := self._assigned.ended()) is None and self.clock() < deadline:
-            self.closing.wait(_SHORTEST)
-        return end
+        return self._first_of(self._assigned.ended, _LINGER)
 
     def _hear(self, end: RoundEnd) -> None:
         self._phase, self._last_end = _Phase.ENDED, end
@@ -363,17 +361,17 @@ class HandlerRounds:
         """Finish once all others know the outcome, too: this node's end may take the store away."""
         self._is_decided = True
         with contextlib.suppress(RendezvousError):
-            self._wait_for_readers(linger)
+            table = self._assigned
+            table.count_heard(1)
+            self._first_of(lambda: table.count_heard() >= table.size or None, linger)
         self._finish(final)
 
-    def _wait_for_readers(self, linger: float) -> None:
-        table, deadline, pause = self._assigned, self.clock() + linger, _SHORTEST
-        heard = table.count_heard(1)
-        while heard < table.size and self.clock() < deadline:
-            if self.closing.wait(pause):
-                return
+    def _first_of(self, look: Callable[[], _T | None], seconds: float) -> _T | None:
+        """Return the first result of *look* but None; None after *seconds*, or once this node closes."""
+        until, pause = self.clock() + seconds, _SHORTEST
+        while (found := look()) is None and self.clock() < until and not self.closing.wait(pause):
             pause = min(2 * pause, self.interval)
-            heard = table.count_heard()
+        return found
 
     def _finish(self, last: Final | RendezvousError) -> None:
         self._phase = _Phase.OVER

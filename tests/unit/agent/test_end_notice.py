@@ -1,12 +1,14 @@
-"""`EndNotice`: the time that an announcement leaves. `UnheardNotice`: one that comes before workers ask."""
+"""`EndNotice`: the time that an announcement leaves. `StopRequests`: those that wait for workers that ask."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from attrs import evolve
 
 from elasticlib.agent import EndNotice
-from elasticlib.agent._end_notice import UnheardNotice
+from elasticlib.agent._end_notice import StopRequests
 from elasticlib.agent._policy import StopRequested
 
 NOW = 1_790_000_000.0
@@ -44,18 +46,50 @@ REQUEST = StopRequested(15, "the machine is reclaimed", grace=30.0, is_notice=Tr
         (10.0, None),
     ],
 )
-def test_an_unheard_notice_is_taken_once_with_the_time_left(grace: float | None, left: float | None) -> None:
-    unheard = UnheardNotice()
-    unheard.keep(evolve(REQUEST, grace=grace), 100.0)
+def test_a_kept_request_counts_once_with_the_time_left(grace: float | None, left: float | None) -> None:
+    stops = StopRequests(EndNotice(), 25.0)
+    kept = evolve(REQUEST, grace=grace)
 
-    assert evolve(REQUEST, grace=left) == unheard.take(110.0)
-    assert unheard.take(110.0) is None and unheard.poll_timeout() is None
+    assert [] == stops.if_heard(kept, 100.0, has_saved=False)
+    assert [] == stops.heard_since(105.0, is_heard=False, has_saved=False)
+    assert [evolve(kept, is_heard=True, grace=left)] == stops.heard_since(110.0, is_heard=True, has_saved=False)
+    assert [] == stops.heard_since(110.0, is_heard=True, has_saved=False) and stops.poll_timeout() is None
 
 
-def test_of_two_unheard_notices_the_later_counts() -> None:
-    unheard = UnheardNotice()
-    unheard.keep(REQUEST, 100.0)
-    unheard.keep(evolve(REQUEST, reason="time is over"), 101.0)
+def test_of_two_kept_requests_the_later_counts() -> None:
+    stops = StopRequests(EndNotice(), 25.0)
+    stops.if_heard(REQUEST, 100.0, has_saved=False)
+    stops.if_heard(evolve(REQUEST, reason="time is over"), 101.0, has_saved=False)
 
-    found = unheard.take(102.0)
-    assert found is not None and "time is over" == found.reason
+    assert ["time is over"] == [each.reason for each in stops.heard_since(102.0, is_heard=False, has_saved=True)]
+
+
+@pytest.mark.parametrize(("is_heard", "has_saved"), [(True, False), (False, True)])
+def test_a_request_that_workers_can_follow_is_not_kept(is_heard: bool, has_saved: bool) -> None:
+    stops, request = StopRequests(EndNotice(), 25.0), evolve(REQUEST, is_heard=is_heard)
+
+    assert [request] == stops.if_heard(request, 100.0, has_saved=has_saved)
+    assert stops.poll_timeout() is None
+
+
+@pytest.mark.parametrize(
+    ("is_heard", "is_handled", "is_kept"), [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_an_announcement_is_kept_unless_workers_ask_or_handle_it(
+    is_heard: bool, is_handled: bool, is_kept: bool
+) -> None:
+    stops = StopRequests(EndNotice(frozenset({10}), NOW + 90.0), 25.0)
+
+    found = stops.of_announcement(10, 100.0, NOW, is_heard=is_heard, is_handled=is_handled)
+
+    made = StopRequested(
+        10, grace=90.0, is_heard=is_heard, is_notice=True, is_handled=is_handled, worker_signum=signal.SIGTERM
+    )
+    assert ([], True) == (found, stops.poll_timeout() is not None) if is_kept else [made] == found
+
+
+@pytest.mark.parametrize(("signum", "is_notice"), [(10, True), (15, False)])
+def test_a_signal_that_stops_the_job_may_announce_the_end(signum: int, is_notice: bool) -> None:
+    stops = StopRequests(EndNotice(frozenset({10})), 25.0)
+
+    assert StopRequested(signum, is_heard=True, is_notice=is_notice) == stops.of_signal(signum, is_heard=True)
