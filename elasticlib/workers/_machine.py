@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 _DEVICE_FILES = (
@@ -32,8 +33,9 @@ def gpu_count() -> int | None:
     Return the number of NVIDIA's GPUs on this machine; None if there may be others, which were
     not counted.
     """
-    if found := len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*")):
-        return found
+    found = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
+    if found:
+        return len(found)
     return None if may_have_accelerators() else 0
 
 
@@ -56,7 +58,8 @@ def gpu_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _facts(text: str) -> dict[str, str]:
     """Return the values of ``name: value`` lines."""
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    rows = [line.partition(":") for line in text.splitlines()]
+    return {name.strip(): value.strip() for name, _, value in rows}
 
 
 def cpu_count() -> float:
@@ -71,9 +74,9 @@ def cpu_count() -> float:
 def _quotas() -> Iterator[float]:
     for folder in _cgroup_folders("cpu"):
         # Version 2 of cgroups: quota and period, or "max" for no limit.
-        words = _read(os.path.join(folder, "cpu.max")).split()
-        if len(words) == 2 and words[0] != "max":
-            yield float(words[0]) / float(words[1])
+        quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
+        if period and quota != "max":
+            yield float(quota) / float(period)
         # Version 1, where a negative quota is no limit.
         quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
         if quota and period and int(quota) > 0:
@@ -88,12 +91,11 @@ def memory_kills() -> int:
     0 if it is not counted.
     """
     for folder in _cgroup_folders("memory"):
-        for name in ("memory.events", "memory.oom_control"):
-            for line in _read(os.path.join(folder, name)).splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill":
-                    # The innermost group counts: those above include other programs.
-                    return int(value)
+        texts = (_read(os.path.join(folder, name)) for name in ("memory.events", "memory.oom_control"))
+        counted = re.search(r"^oom_kill (\d+)$", "\n".join(texts), re.MULTILINE)
+        if counted:
+            # The innermost group counts: those above include other programs.
+            return int(counted[1])
     return 0
 
 
