@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.benchmarks import tree
 from tests.benchmarks.replaced_pod import variables
 from tests.hosts._netns import Host
 from tests.hosts._team import Team, team
@@ -24,6 +25,23 @@ def test_it_gets_its_place_and_no_restart_is_used(hosts: tuple[Host, ...]) -> No
         job.finish()
 
         assert {(0, "m1", 2, 0), (1, "m3", 2, 0)} == set(up(job)[2:])
+        assert [0, 0] == job.codes(*agents)
+        assert [] == job.left()
+
+
+def test_a_container_that_restarts_in_its_pod_needs_no_heartbeat_time(hosts: tuple[Host, ...]) -> None:
+    first, second, *_ = hosts
+    with team("--max-restarts=3", "--rdzv-conf=heartbeat_timeout=120") as job:
+        agents = [job.start(host, variables=variables(pod, first)) for pod, host in enumerate((first, second))]
+        job.at_work(2)
+
+        tree.kill(agents[1].family())
+        agents[1] = job.start(second, variables=variables(1, first))
+        job.wait_for(lambda: len(up(job)) == 4, "both pods to work again")
+        job.finish()
+
+        assert {(0, "m1", 2, 0), (1, "m2", 2, 0)} == set(up(job)[2:])
+        assert "all its processes have ended" in agents[0].complaints
         assert [0, 0] == job.codes(*agents)
         assert [] == job.left()
 

@@ -57,7 +57,9 @@ def presences(state: JobState) -> tuple[Presence, ...]:
     entries = _watched(state).values()
     offers = ((entry.node, entry.descriptor) for entry in entries)
     return tuple(
-        Presence(node, offer.addresses[0], offer.presence_port) for node, offer in offers if offer.presence_port
+        Presence(node, offer.presence_address or offer.addresses[0], offer.presence_port)
+        for node, offer in offers
+        if offer.presence_port
     )
 
 

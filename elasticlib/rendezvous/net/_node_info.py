@@ -82,15 +82,16 @@ class FixedNodeInfo:
     command: str = ""
     is_scheduled: bool = False
     """True if a scheduler set `index`."""
+    presence_port: int = 0
+    """Port of this node's presence socket; 0: it has none."""
+    own_address: Callable[[], str] = loopback
+    """Returns this machine's address for peers: `address` is that of the store, which may be on another machine."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
-        """
-        Return the same descriptor for each round.
-
-        It has no presence socket: `address` is that of the store, which may be on another machine.
-        """
+        """Return the same descriptor for each round."""
         known = self.index, self.hosts(), self.work, self.command, self.is_scheduled
-        return Descriptor(slots, role, (self.address,), self.port(), *known)
+        presence = (self.presence_port, self.own_address()) if self.presence_port else ()
+        return Descriptor(slots, role, (self.address,), self.port(), *known, *presence)
 
     def listener(self) -> socket.socket | None:
         """Return None: no socket is bound."""

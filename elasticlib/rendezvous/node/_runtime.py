@@ -186,7 +186,8 @@ class NodeRuntime:
             host, port = self._backend.host, self._backend.port
             is_first = job.node_rank == 0
             said = job.work, job.command, job.is_scheduled
-            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said)
+            presence = job.presence_port, self._address
+            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said, *presence)
         return BoundNodeInfo(
             self._address,
             index=job.node_rank,

@@ -55,7 +55,9 @@ class Descriptor:
     is_scheduled: bool = False
     """True if a scheduler set `index`; then no two living nodes have the same."""
     presence_port: int = field(default=0, validator=and_(ge(0), le(65535)))
-    """Port of a socket that all processes of this node hold, at `addresses`; 0: there is none."""
+    """Port of a socket that all processes of this node hold; 0: there is none."""
+    presence_address: str = ""
+    """Address of the presence socket; empty: the first of `addresses`."""
 
 
 @frozen

@@ -97,8 +97,7 @@ class Kept:
 
 
 def _presence_of(job: NodeJob) -> socket.socket | None:
-    """Return a presence socket for this node of *job*, if other nodes learn this node's own address."""
-    is_alone = job.max_nodes == 1
-    if is_alone or job.backend == "static":
+    """Return a presence socket for this node of *job*, if there are others."""
+    if job.max_nodes == 1:
         return None
     return presence_socket(job.local_addr, job.endpoint)

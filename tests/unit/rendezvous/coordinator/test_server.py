@@ -509,6 +509,13 @@ def test_sockets_are_watched_as_long_as_their_nodes_are_in_the_job() -> None:
     assert [()] == watched(shell)
 
 
+def test_a_socket_is_watched_at_an_address_of_its_own() -> None:
+    shell = Shell(server(rules=Rules(2, 3, heartbeat=HEARTBEAT))).begin()
+    shell.say(Join("b", evolve(HELD, addresses=("store",), presence_address=PRESENCE.address)))
+
+    assert [(PRESENCE,)] == watched(shell)
+
+
 def test_a_node_watches_itself_not() -> None:
     shell = Shell(server(rules=Rules(2, 3, heartbeat=HEARTBEAT), name="b")).begin().say(Join("b", HELD))
 

@@ -85,9 +85,16 @@ def test_where_the_jobs_store_serves_the_workers_nothing_is_bound() -> None:
     assert offer.listener() is None
 
 
-def test_a_node_with_the_stores_address_offers_no_presence_socket() -> None:
-    """Its address is not that of the node: a connection there would prove nothing about it."""
-    assert 0 == FixedNodeInfo("store", lambda: 29400, 1, lambda: False).describe(1, "trainer").presence_port
+def test_a_node_with_the_stores_address_shows_its_presence_at_its_own() -> None:
+    """A connection to the store's address would prove nothing about this node."""
+    made = FixedNodeInfo("store", lambda: 29400, 1, lambda: False, presence_port=4000, own_address=lambda: "10.0.0.2")
+    descriptor = made.describe(1, "trainer")
+
+    assert (("store",), 4000, "10.0.0.2") == (
+        descriptor.addresses,
+        descriptor.presence_port,
+        descriptor.presence_address,
+    )
 
 
 def test_a_node_with_an_address_of_its_own_offers_its_presence_socket() -> None:
