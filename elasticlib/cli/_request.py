@@ -133,13 +133,21 @@ def _complaint_about_requeue(
     if context is None or context.engine != "slurm":
         return _complaint_about_step(values, environ)
 
-    is_one_of_several = values["standalone"] and context.num_agents != 1
-    if not is_one_of_several:
+    option = _option_of_own_job(values)
+    if not option or context.num_agents == 1:
         return ""
     return (
-        f"{context.title} has {context.num_agents} tasks, each with a job of its own (--standalone), and Slurm "
+        f"{context.title} has {context.num_agents} tasks, each with a job of its own ({option}), and Slurm "
         "requeues them only together: give one task (srun --ntasks=1), or leave one of the two options out"
     )
+
+
+def _option_of_own_job(values: Mapping[str, Any]) -> str:
+    """Return the option by which each task has a job of its own; empty if the tasks share one."""
+    if values["standalone"]:
+        return "--standalone"
+    _, most = values["nnodes"]
+    return "--nnodes 1" if most == 1 else ""
 
 
 def _complaint_about_step(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:

@@ -794,6 +794,7 @@ def test_the_only_task_of_a_step_can_be_requeued(options: list[str]) -> None:
         (recorded.BATCH, ["--standalone"], "this process is not in a step of Slurm"),
         ({"JOB_COMPLETION_INDEX": "0"}, [], "this process is not in a step of Slurm"),
         (FIRST, ["--standalone"], r"Slurm step 1.0 has 4 tasks.*--standalone.*give one task"),
+        (FIRST, ["--nnodes", "1"], r"Slurm step 1.0 has 4 tasks.*--nnodes 1.*give one task"),
         (recorded.ONE_NODE, ["--engine", "none"], "--engine none ignores Slurm"),
         (recorded.ONE_NODE, ["--standalone", "--engine", "none"], "--engine none ignores Slurm"),
         ({**recorded.ONE_NODE, "TORCHELASTIC_RUN_ID": "x"}, [], "a worker of another launcher"),
