@@ -56,6 +56,7 @@ if typing.TYPE_CHECKING:
         AgentCommand as AgentCommand,
         AgentLost as AgentLost,
         AgentOutput as AgentOutput,
+        AgentReport as AgentReport,
         AgentResult as AgentResult,
         AgentUp as AgentUp,
         BatchEngine as BatchEngine,
@@ -111,7 +112,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (
-            "AgentCommand AgentLost AgentOutput AgentResult AgentUp BatchEngine Engine EngineEvent Placement"
+            "AgentCommand AgentLost AgentOutput AgentReport AgentResult AgentUp BatchEngine Engine EngineEvent "
+            "Placement"
         ),
         "elasticlib.engines._slurm_jobs": (
             "SlurmJob allocation_of cancel_job check_nodes slurm_job steps_of submit_script"

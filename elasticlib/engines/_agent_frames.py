@@ -13,7 +13,7 @@ import enum
 import struct
 
 from elasticlib._untrusted import parse
-from elasticlib.engines._protocol import AgentOutput, AgentResult, AgentUp, EngineEvent
+from elasticlib.engines._protocol import AgentOutput, AgentReport, AgentResult, AgentUp, EngineEvent
 
 MAGIC = b"\x00elasticlib agent 1\n"
 LARGEST = 64 * 2**20
@@ -34,11 +34,16 @@ class Kind(enum.IntEnum):
     """Nothing: the client is still in contact."""
     STOP = 4
     """Seconds from SIGTERM to SIGKILL, as JSON: the agent stops its workers and ends."""
+    ASK = 5
+    """A question about the node's workers, as JSON; the agent sends an ANSWER."""
     # To the client.
     UP = 11
     """The agent's address, as JSON."""
     OUTPUT = 12
     RESULT = 13
+    REPORT = 14
+    """The status of the node's workers, as JSON."""
+    ANSWER = 15
 
 
 def frame(kind: Kind, data: bytes = b"") -> bytes:
@@ -56,6 +61,8 @@ def event_of(place: int, agent: int, kind: Kind, content: bytes) -> EngineEvent:
         return AgentOutput(place, content, agent)
     if kind is Kind.RESULT:
         return AgentResult(place, content, agent)
+    if kind in (Kind.REPORT, Kind.ANSWER):
+        return AgentReport(place, content, agent, is_answer=kind is Kind.ANSWER)
     raise ValueError(f"an agent does not send {kind.name}")
 
 

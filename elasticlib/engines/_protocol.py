@@ -74,7 +74,17 @@ class AgentResult:
     agent: int = 0
 
 
-EngineEvent: TypeAlias = AgentUp | AgentLost | AgentOutput | AgentResult
+@frozen
+class AgentReport:
+    """A report of an agent about its workers, or its answer to a question of the client."""
+
+    place: int
+    data: bytes = field(repr=False)
+    agent: int = 0
+    is_answer: bool = False
+
+
+EngineEvent: TypeAlias = AgentUp | AgentLost | AgentOutput | AgentResult | AgentReport
 
 
 class Placement(Protocol):

@@ -42,6 +42,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.job._results import Place as Place, Results as Results
     from elasticlib.job._status import (
         ENDED_STATES as ENDED_STATES,
+        JobCourse as JobCourse,
         JobStatus as JobStatus,
         RankStatus as RankStatus,
         Stacks as Stacks,
@@ -57,6 +58,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.job._raising": "combined_error",
         "elasticlib.job._register": "GPU_SHARES jobs",
         "elasticlib.job._results": "Place Results",
-        "elasticlib.job._status": "ENDED_STATES JobStatus RankStatus Stacks",
+        "elasticlib.job._status": "ENDED_STATES JobCourse JobStatus RankStatus Stacks",
     },
 )

@@ -72,6 +72,22 @@ class LaunchWork(Protocol):
         """Release the resources of a launch that will not run."""
 
 
+class WorkersElsewhere(Protocol):
+    """The workers of a job whose agents run on other machines; any thread may ask."""
+
+    def course(self) -> JobCourse:
+        """Return the state of the job by the reports of its nodes."""
+
+    def ranks(self) -> tuple[RankStatus, ...]:
+        """Return the status of the workers of all nodes, by rank."""
+
+    def stacks(self, timeout: float) -> dict[int, str]:
+        """Return the stacks of all workers, by rank. Raises `TimeoutError`."""
+
+    def logs(self, rank: int) -> str:
+        """Return the output of the worker of *rank*. Raises `ConfigError` or `TimeoutError`."""
+
+
 class Job:
     """
     A launch that `elastic_launch(config, entrypoint).start(*args)` has started.
@@ -181,6 +197,10 @@ class Job:
     def attach(self, agent: LocalElasticAgent) -> None:
         """Remember the agent that runs this job."""
         self._workers.agent = agent
+
+    def attach_elsewhere(self, workers: WorkersElsewhere) -> None:
+        """Remember the workers of other machines that this job has."""
+        self._workers.elsewhere = workers
 
     @property
     def started(self) -> bool:
@@ -319,7 +339,7 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return its present status, or its status at the end. Its text is a table of this machine's ranks."""
-        workers, course = self._workers, self._workers.course
+        workers, course = self._workers, self._workers.course_now()
         if self._over:
             (state, why), seconds, ranks = self._end(), self._ended - self._began, workers.last
         else:
@@ -352,6 +372,11 @@ class Job:
         The output is stdout and stderr in their order. With ``LaunchConfig.logs_specs`` it is the file of
         stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file.
         """
+        elsewhere = self._workers.elsewhere
+        if elsewhere is not None:
+            if follow:
+                raise ConfigError("follow=True needs workers on this machine: call logs() again, or read the console")
+            return elsewhere.logs(rank)
         if follow:
             return self._follow(rank)
         return "".join(map(text_of, self.files(rank)))
@@ -378,6 +403,8 @@ class Job:
         answer, such as while workers are being started.
         """
         self._refuse_in_child()
+        if self._workers.elsewhere is not None:
+            return Stacks() if self._over else Stacks(self._workers.elsewhere.stacks(timeout))
         with self._changed:
             if self._over:
                 return Stacks()
@@ -481,6 +508,8 @@ class _Workers:
         self.engine: Mapping[str, str] = {}
         """As `JobStatus.engine`."""
         self.last: tuple[RankStatus, ...] = ()
+        self.elsewhere: WorkersElsewhere | None = None
+        """The workers of other machines; None: all are on this one."""
         self._heading = ""
         """Heading of the stacks that the console will show when they arrive; empty for none."""
 
@@ -491,6 +520,10 @@ class _Workers:
                 self._heading = record.why
             case records.StacksReported():
                 self.stacks = {self._rank(local): text for local, text in record.texts.items()}
+
+    def course_now(self) -> JobCourse:
+        """Return the state of the job."""
+        return self.course if self.elsewhere is None else self.elsewhere.course()
 
     def take_heading(self) -> str:
         heading, self._heading = self._heading, ""
@@ -508,6 +541,8 @@ class _Workers:
 
     def ranks(self) -> tuple[RankStatus, ...]:
         """Return the present status of the workers; () before they have ranks."""
+        if self.elsewhere is not None:
+            return self.elsewhere.ranks()
         course = self.course
         workers = self._now() if course.ranks else []
         return tuple(_rank_status(each, self._rank(each.local_rank), course) for each in workers)

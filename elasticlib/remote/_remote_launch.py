@@ -9,6 +9,7 @@ signals arrive too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import secrets
 import signal
@@ -28,6 +29,7 @@ from elasticlib.engines import (
     AgentEnded,
     AgentLost,
     AgentOutput,
+    AgentReport,
     AgentResult,
     AgentUp,
     BatchEngine,
@@ -49,12 +51,14 @@ from elasticlib.errors import ConfigError, SignalException, StartError
 from elasticlib.job import Results
 from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
+from elasticlib.remote._workers_of_nodes import Request, WorkersOfNodes
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, Inbox, StopRequest, interruption, parse_signals
 
 if TYPE_CHECKING:
     from elasticlib.job import Job
 
+_log = logging.getLogger("elasticlib")
 _AGENT = ("-u", "-m", "elasticlib.remote._node")
 _MOST_EVENTS = 256
 """Number of events in the inbox from which on the engine's thread waits."""
@@ -97,7 +101,9 @@ class RemoteLaunch:
     def __call__(self, job: Job) -> Results:
         """Run the job on all machines, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox), contextlib.ExitStack() as stack:
-            run = _Run(self._engine, self._command, self._rules, self._config, self.title, job.inbox)
+            workers = WorkersOfNodes(job.inbox)
+            job.attach_elsewhere(workers)
+            run = _Run(self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers)
             stack.callback(run.close)
             return run.to_its_end(self.grace)
 
@@ -177,10 +183,17 @@ class _Run:
     """One run of a call: the placements, and what their agents have sent."""
 
     def __init__(
-        self, engine: Engine, command: AgentCommand, rules: CallRules, config: LaunchConfig, title: str, inbox: Inbox
+        self,
+        engine: Engine,
+        command: AgentCommand,
+        rules: CallRules,
+        config: LaunchConfig,
+        title: str,
+        inbox: Inbox,
+        workers: WorkersOfNodes,
     ) -> None:
         self._engine, self._command, self._rules, self._config = engine, command, rules, config
-        self._title, self._inbox = title, inbox
+        self._title, self._inbox, self._workers = title, inbox, workers
         self._results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
@@ -278,6 +291,8 @@ class _Run:
         return self._unhandled.popleft() if self._unhandled else None
 
     def _handle(self, item: object) -> list[Action]:
+        if isinstance(item, Request) and self._placement is not None:
+            self._workers.send(item, self._living, self._placement.send)
         if not isinstance(item, _Received):
             return []
         event = self._receive(item)
@@ -294,11 +309,25 @@ class _Run:
             case AgentOutput():
                 show_output(event.data)
                 return None
+            case AgentReport():
+                self._note_report(event)
+                return None
             case AgentResult():
                 return self._ended(event)
             case AgentLost() if self._living.get(event.place) == event.agent:
                 del self._living[event.place]
+                # The last status of a node counts after its end.
+                self._workers.note_loss(event.place, is_expected=event.place in self._results)
         return event
+
+    def _note_report(self, event: AgentReport) -> None:
+        if self._living.get(event.place) != event.agent:
+            return
+        note = self._workers.note_answer if event.is_answer else self._workers.note_report
+        try:
+            note(event.place, event.data)
+        except (ValueError, KeyError, TypeError) as error:
+            _log.warning("a report of agent %s cannot be read: %s", event.place, error)
 
     def _ended(self, event: AgentResult) -> AgentEnded | AgentLost:
         try:

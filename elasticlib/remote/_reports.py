@@ -1,0 +1,106 @@
+"""
+Reports of a node's workers, and questions about them: frames between an agent and its client. Pure.
+
+Rules of this file: a report is a value as JSON. A reader returns one, or raises ValueError, KeyError or TypeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json import dumps
+from typing import Any
+
+from attrs import asdict, evolve, field, frozen
+
+from elasticlib._untrusted import exactly, parse
+from elasticlib.job import JobStatus, RankStatus
+
+_MOST_CHARACTERS = 8 * 2**20
+"""Characters in one answer: a frame takes them, however JSON spells them."""
+
+
+@frozen
+class NodeReport:
+    """The state of one node of a job."""
+
+    state: str
+    """As in `JobStatus`."""
+    why: str
+    round: int
+    restarts: int
+    nodes: int
+    ranks: tuple[RankStatus, ...]
+
+    @classmethod
+    def of(cls, status: JobStatus) -> NodeReport:
+        """Return the report on a node with this *status*."""
+        return cls(status.state, status.why, status.round, status.restarts, status.nodes, status.ranks)
+
+    def is_news_after(self, other: NodeReport | None) -> bool:
+        """Return True if it tells more than the passing of time since *other*."""
+        return other is None or _without_ages(self) != _without_ages(other)
+
+    def packed(self) -> bytes:
+        """Return the report as bytes."""
+        return dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> NodeReport:
+        """Return a report from its bytes."""
+        given = parse(data, constants=True)
+        ranks = tuple(RankStatus(**{**row, "metrics": _metrics(row["metrics"])}) for row in given["ranks"])
+        return cls(**{**given, "ranks": ranks})
+
+
+def _without_ages(report: NodeReport) -> NodeReport:
+    return evolve(report, ranks=tuple(evolve(each, age=None) for each in report.ranks))
+
+
+def _metrics(given: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in given.items()}
+
+
+@frozen
+class Question:
+    """A question to an agent; each one of a client has a number of its own."""
+
+    number: int
+    about: str
+    """``stacks`` or ``logs``."""
+    rank: int = 0
+    """For ``logs``: a global rank of the agent's node."""
+    timeout: float = 0.0
+    """For ``stacks``: seconds for the answer."""
+
+    def packed(self) -> bytes:
+        """Return the question as bytes."""
+        return dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Question:
+        """Return a question from its bytes."""
+        return cls(**parse(data))
+
+
+@frozen
+class Answer:
+    """The answer of an agent."""
+
+    number: int
+    """Number of the question."""
+    texts: Mapping[int, str] = field(factory=dict)
+    """Stacks, or output, by global rank."""
+    error: str = ""
+    """The reason why there is no text."""
+
+    def packed(self) -> bytes:
+        """Return the answer as bytes; of a long text the end counts."""
+        most = _MOST_CHARACTERS // max(1, len(self.texts))
+        return dumps({**asdict(self), "texts": {rank: text[-most:] for rank, text in self.texts.items()}}).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Answer:
+        """Return an answer from its bytes."""
+        given = parse(data)
+        texts = {int(rank): exactly(text, str) for rank, text in given["texts"].items()}
+        return cls(exactly(given["number"], int), texts, exactly(given["error"], str))

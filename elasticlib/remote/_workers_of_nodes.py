@@ -1,0 +1,150 @@
+"""
+The workers of all nodes of a call, as its client knows them by the reports and answers of their agents.
+
+Rules of this file: any thread may ask. The thread of the call alone talks to agents: it finds a request in the job's
+inbox.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from itertools import count
+
+from attrs import define, evolve, field
+
+from elasticlib.engines import Kind, frame
+from elasticlib.errors import ConfigError
+from elasticlib.job import JobCourse, RankStatus
+from elasticlib.processes import wait_for_change
+from elasticlib.remote._reports import Answer, NodeReport, Question
+from elasticlib.stacks import number_ranges
+from elasticlib.workers import Inbox
+
+_LOGS_SECONDS = 30.0
+"""Seconds for the output of a worker."""
+_STATES = ("stopping", "running", "starting", "waiting for ranks")
+"""States of a node that runs; the first one that a node has is that of the job."""
+
+
+@define(eq=False)
+class Request:
+    """A question to the agents at some places, and their answers."""
+
+    question: Question
+    places: Collection[int] | None
+    """None: all places."""
+    answers: dict[int, Answer] = field(factory=dict)
+    """By place."""
+    missing: set[int] | None = None
+    """Places without an answer; None until the question was sent."""
+
+    @property
+    def is_over(self) -> bool:
+        """True once no answer is expected any more."""
+        return self.missing is not None and not self.missing
+
+
+class WorkersOfNodes:
+    """The workers of all nodes; fulfils `elasticlib.job.WorkersElsewhere`."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._changed = threading.Condition()
+        self._reports: dict[int, NodeReport] = {}
+        """The last report of each node, by place."""
+        self._requests: dict[int, Request] = {}
+        """Requests that wait for answers, by number."""
+        self._numbers = count()
+
+    # For the thread of the call.
+
+    def note_report(self, place: int, data: bytes) -> None:
+        """Note a report of the agent at *place*. Raises ValueError, KeyError or TypeError."""
+        report = NodeReport.unpacked(data)
+        with self._changed:
+            self._reports[place] = report
+
+    def note_answer(self, place: int, data: bytes) -> None:
+        """Note an answer of the agent at *place*. Raises as `note_report`."""
+        answer = Answer.unpacked(data)
+        with self._changed:
+            request = self._requests.get(answer.number)
+            if request is not None and request.missing is not None:
+                request.answers[place] = answer
+                request.missing.discard(place)
+                self._changed.notify_all()
+
+    def note_loss(self, place: int, *, is_expected: bool) -> None:
+        """Note that no agent is at *place* now; *is_expected*: its node had ended before."""
+        with self._changed:
+            if not is_expected:
+                self._reports.pop(place, None)
+            for request in self._requests.values():
+                if request.missing is not None:
+                    request.missing.discard(place)
+            self._changed.notify_all()
+
+    def send(self, request: Request, living: Iterable[int], send: Callable[[int, bytes], None]) -> None:
+        """Send the question of *request* to those agents that are *living*."""
+        places = [each for each in living if request.places is None or each in request.places]
+        with self._changed:
+            request.missing = set(places)
+            self._changed.notify_all()
+        for place in places:
+            send(place, frame(Kind.ASK, request.question.packed()))
+
+    # For any thread.
+
+    def course(self) -> JobCourse:
+        """Return the state of the job by the reports of its nodes."""
+        reports = list(self._reports.values())
+        if not reports:
+            return JobCourse()
+
+        newest = max(reports, key=lambda each: each.round)
+        states = {each.state for each in reports}
+        state = next((each for each in _STATES if each in states), newest.state)
+        return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
+
+    def ranks(self) -> tuple[RankStatus, ...]:
+        """Return the status of the workers of all nodes, by rank."""
+        found = [rank for report in list(self._reports.values()) for rank in report.ranks]
+        return tuple(sorted(found, key=lambda each: each.rank))
+
+    def stacks(self, timeout: float) -> dict[int, str]:
+        """Return the stacks of all workers, by rank. Raises `TimeoutError` if no node answers in time."""
+        request = self._asked("stacks", None, timeout)
+        texts = {rank: text for answer in request.answers.values() for rank, text in answer.texts.items()}
+        if not texts and not request.is_over:
+            raise TimeoutError(f"no node has returned the stacks of its workers within {timeout:g} s")
+        return texts
+
+    def logs(self, rank: int) -> str:
+        """Return the output of the worker of *rank*. Raises `ConfigError`, or `TimeoutError` without an answer."""
+        places = [place for place, report in list(self._reports.items()) if rank in _numbers_of(report)]
+        if not places:
+            known = number_ranges([each.rank for each in self.ranks()]) or "none"
+            raise ConfigError(f"rank {rank} runs on no node now (ranks: {known})")
+
+        request = self._asked("logs", places, _LOGS_SECONDS, rank)
+        for answer in request.answers.values():
+            if answer.error:
+                raise ConfigError(answer.error)
+            return answer.texts[rank]
+        raise TimeoutError(f"the node of rank {rank} has not returned its output within {_LOGS_SECONDS:g} s")
+
+    def _asked(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> Request:
+        """Return a request after all answers, or after *timeout* seconds."""
+        request = Request(Question(next(self._numbers), about, rank, timeout), places)
+        with self._changed:
+            self._requests[request.question.number] = request
+            self._inbox.put(request, may_wait=True)
+            wait_for_change(self._changed, lambda: request.is_over, timeout)
+            del self._requests[request.question.number]
+            # A late answer must not change what the caller reads.
+            return evolve(request, answers=dict(request.answers))
+
+
+def _numbers_of(report: NodeReport) -> set[int]:
+    return {each.rank for each in report.ranks}
