@@ -11,7 +11,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticlib.engines._protocol import AgentCommand
+from elasticlib.engines._kept_agents import KeepsAgents
+from elasticlib.engines._protocol import AgentCommand, Placement
 from elasticlib.engines._ray_placement import (
     AgentPlaces,
     RayPlacement,
@@ -23,7 +24,7 @@ from elasticlib.engines._ray_placement import (
 from elasticlib.errors import ConfigError, StartError
 
 
-class Ray:
+class Ray(KeepsAgents):
     """
     Nodes of a Ray cluster, with one agent each.
 
@@ -34,6 +35,9 @@ class Ray:
 
     The call connects to the cluster of ``RAY_ADDRESS`` or of this machine, unless the program has called ``ray.init``.
     Ray's head node hosts the rendezvous, from the first call until the program ends.
+
+    ``with Ray(nodes=3) as cluster:`` keeps the nodes, with what is imported on them, until the end of the block. It
+    allows one call at a time.
     """
 
     def __init__(
@@ -65,9 +69,17 @@ class Ray:
         """Endpoint of the rendezvous on Ray's head node; "" before the first call."""
         return "" if self._server is None else self._server.endpoint
 
-    def place(self, agents: int, command: AgentCommand) -> RayPlacement:
-        """Start *command* in the first *agents* bundles."""
+    def place(self, agents: int, command: AgentCommand) -> Placement:
+        """Start *command* in the first *agents* bundles, or let the kept agents run it."""
         _connect()
+        return super().place(agents, command)
+
+    def is_in_contact(self) -> bool:
+        """Return True if this program is connected as it was when its agents were started, and they can meet."""
+        return self._server is not None and self._server.is_usable()
+
+    def start(self, agents: int, command: AgentCommand) -> RayPlacement:
+        """Start *command* in the first *agents* bundles."""
         places = self._places(agents)
         placement = RayPlacement(places, command, lambda: _remove(places))
         try:

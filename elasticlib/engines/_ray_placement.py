@@ -34,6 +34,8 @@ _HEAD = "node:__internal_head__"
 """Resource that only Ray's head node has."""
 _SERVER_START = 60.0
 """Seconds for the start of the rendezvous' server."""
+_LARGE = 2**17
+"""Number of bytes from which on a frame is sent to each machine once, not to each agent."""
 _REMIND = 10.0
 """Seconds without any agent after which a warning says for what Ray waits."""
 
@@ -165,8 +167,8 @@ class RayPlacement:
 
     def __init__(self, places: AgentPlaces, command: AgentCommand, on_close: Callable[[], None]) -> None:
         self._places, self._command, self._on_close = places, command, on_close
-        self._payload = ray_module().put(command.payload)
-        """Sent to each machine once."""
+        self._large: tuple[bytes, Any] | None = None
+        """The last large frame, and its reference at Ray."""
         self._arrived: queue.SimpleQueue[Callable[[], list[EngineEvent]]] = queue.SimpleQueue()
         """Returns the events of something that has arrived."""
         self._events: deque[EngineEvent] = deque()
@@ -198,7 +200,15 @@ class RayPlacement:
         """Write *data* to the agent at *place*."""
         with self._lock:
             if self._agents[place].is_open:
-                _send(self._agents[place].actor, data)
+                _send(self._agents[place].actor, self._argument(data))
+
+    def _argument(self, data: bytes) -> Any:
+        """Return *data* as an argument for actors; a large call, which all agents get, is sent to each machine once."""
+        if len(data) < _LARGE:
+            return data
+        if self._large is None or self._large[0] is not data:
+            self._large = data, ray_module().put(data)
+        return self._large[1]
 
     def replace(self, place: int) -> None:
         """Start another agent at *place*, once Ray has a machine for its bundle."""
@@ -231,7 +241,7 @@ class RayPlacement:
 
     def _started(self, place: int, number: int) -> _Agent:
         agent = _Agent(place, number, self._places.started(place, self._command))
-        _send(agent.actor, self._payload)
+        _send(agent.actor, self._argument(self._command.payload))
         self._read(agent)
         return agent
 

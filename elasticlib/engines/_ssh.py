@@ -27,6 +27,7 @@ from elasticlib._clock import monotonic
 from elasticlib._untrusted import lines
 from elasticlib.engines._agent_frames import FrameReader, Kind, event_of, frame
 from elasticlib.engines._hostfile import SshHost, check_hosts, parse_host, parse_hostfile
+from elasticlib.engines._kept_agents import KeepsAgents
 from elasticlib.engines._protocol import AgentCommand, AgentLost, EngineEvent
 from elasticlib.errors import ConfigError, StartError
 
@@ -54,7 +55,7 @@ _MEANINGS = {
 """Parts of messages of ssh, shells and Python, with their meaning or fix."""
 
 
-class Ssh:
+class Ssh(KeepsAgents):
     """
     Hosts that ``ssh`` reaches without a password, with one node each, in this order.
 
@@ -64,6 +65,9 @@ class Ssh:
     *timeout* seconds without contact a host counts as lost, and its workers stop.
 
     The hosts must reach each other; the first one hosts the rendezvous on a free port.
+
+    ``with Ssh(["h1", "h2"]) as hosts:`` keeps the connections, with what is imported on the hosts, until the end of the
+    block. It allows one call at a time.
     """
 
     endpoint = ""
@@ -95,7 +99,7 @@ class Ssh:
         """Number of hosts."""
         return len(self.hosts)
 
-    def place(self, agents: int, command: AgentCommand) -> SshPlacement:
+    def start(self, agents: int, command: AgentCommand) -> SshPlacement:
         """Start *command* on the first *agents* hosts."""
         if shutil.which("ssh") is None:
             raise StartError("ssh is not installed on this machine: install OpenSSH's client")

@@ -71,7 +71,7 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
     head = {
         "versions": versions(),
         "folder": os.getcwd(),
-        "search_path": sys.path[0] if sys.path else "",
+        "search_path": _folder_of_program(),
         "argv": sys.argv,
     }
     try:
@@ -89,6 +89,16 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
             f"{LARGEST >> 20} MB can be sent to other machines: send a path"
         )
     return packed
+
+
+def _folder_of_program() -> str:
+    """Return the folder of this program's script, as it stands in ``sys.path``."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    folder = os.path.dirname(os.path.realpath(file)) if file else ""
+    if folder in sys.path:
+        return folder
+    # Packages such as Ray put folders of their own before it.
+    return sys.path[0] if sys.path else ""
 
 
 def _pickled(value: object) -> bytes:
@@ -127,7 +137,8 @@ def _enter_folder(folder: str, search_path: str) -> None:
     """Enter the client's working directory and add the folder of its script, where this machine has them."""
     if os.path.isdir(folder):
         os.chdir(folder)
-    if search_path and os.path.isdir(search_path):
+    # An agent may get several calls.
+    if search_path and os.path.isdir(search_path) and sys.path[0] != search_path:
         sys.path.insert(0, search_path)
 
 

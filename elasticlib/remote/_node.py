@@ -2,7 +2,8 @@
 The agent of one machine: ``python -m elasticlib.remote._node``, started by an engine.
 
 It reads frames on its standard input: the call, the job's settings, then beats. It writes frames on its standard
-output: its address, the workers' output, and the outcome of its node.
+output: its address, the workers' output, and the outcome of its node. With ``--stays`` it waits for another call then,
+and its fork servers stay warm.
 
 Rules of this file: the end of the input stops the workers and ends this program; so does an input without a beat for
 ``--lease`` seconds. A client that is out of reach must not hold the main thread: other threads write the frames.
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from json import dumps
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from elasticlib import records
 from elasticlib._clock import monotonic
@@ -33,6 +34,7 @@ from elasticlib.job import Job
 from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
+from elasticlib.remote._call_modules import CallModules
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
 
@@ -48,10 +50,11 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=None)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--address", default="")
+    parser.add_argument("--stays", action="store_true")
     options = parser.parse_args()
 
-    node = _Node(_ClientLink(options.lease), options.workers, options.address or _address())
-    node.run()
+    machine = _Machine(options.address or _address(), options.workers)
+    _Agent(_ClientLink(options.lease), machine, stays=options.stays).run()
     os._exit(0)
 
 
@@ -130,73 +133,122 @@ class _Output:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._over = os.eventfd(0, os.EFD_CLOEXEC)
-        self._threads: list[threading.Thread] = []
+        self._forwarded = threading.Semaphore(0)
+        """Released by each stream that has sent all that was there at a `flush`."""
+        self._flushes: list[int] = []
+        """Descriptors that are readable while a stream must be flushed."""
         for stream in _STREAMS:
             source, target = os.pipe()
             os.dup2(target, stream)
             os.close(target)
             os.set_blocking(source, False)
-            thread = threading.Thread(target=self._forward, args=(stream, source), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._flushes.append(os.eventfd(0, os.EFD_CLOEXEC))
+            threading.Thread(target=self._forward, args=(stream, source, self._flushes[-1]), daemon=True).start()
 
-    def _forward(self, stream: int, source: int) -> None:
-        is_over = False
-        while not is_over:
-            is_over = self._over in wait_readable([source, self._over], None)
-            # At the end, all that is there, but no wait for processes that hold the pipe longer.
+    def _forward(self, stream: int, source: int, flush: int) -> None:
+        while True:
+            is_flush = flush in wait_readable([source, flush], None)
+            # At a flush, all that is there, but no wait for processes that hold the pipe longer.
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(source, _CHUNK):
                     self._send(frame(Kind.OUTPUT, bytes([stream]) + data))
+            if is_flush:
+                os.eventfd_read(flush)
+                self._forwarded.release()
 
-    def finish(self, seconds: float = 5.0) -> None:
+    def flush(self, seconds: float = 5.0) -> None:
         """Send the rest, if the client reads it within some time."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os.eventfd_write(self._over, 1)
+        for flush in self._flushes:
+            os.eventfd_write(flush, 1)
         until = monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - monotonic()))
+        for _ in self._flushes:
+            self._forwarded.acquire(timeout=max(0.0, until - monotonic()))
+
+
+@frozen
+class _Machine:
+    """The facts about this machine that the engine gives."""
+
+    address: str
+    workers: int
+    """Number of workers if the call's is "auto"; 0: the launch's own."""
+
+
+class _Agent:
+    """This program: it serves one call of the client or, if it *stays*, one after another."""
+
+    def __init__(self, link: _ClientLink, machine: _Machine, *, stays: bool) -> None:
+        self._link, self._machine, self._stays = link, machine, stays
+        self._output = _Output(link.send)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        self._modules = CallModules()
+        self._node: _Node | None = None
+        self._has_served = False
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Readable once a job has ended."""
+
+    def run(self) -> None:
+        """Serve the client until it is gone, or has the last outcome."""
+        self._link.send(MAGIC)
+        while self._stays or not self._has_served:
+            frames = self._link.wait(self._ended)
+            if frames is None:
+                # Nobody reads the rest: only the workers count.
+                if self._node is not None:
+                    self._node.stop(None)
+                return
+
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._ended)
+            self._conclude()
+            for kind, data in frames:
+                self._take(kind, data)
+                self._conclude()
+
+    def _take(self, kind: Kind, data: bytes) -> None:
+        """Do as the client says in one frame; one for a call that is over counts for nothing."""
+        if kind is Kind.CALL and self._node is None:
+            self._link.send(frame(Kind.UP, dumps({"address": _free_endpoint(self._machine.address)}).encode()))
+            self._node = _Node(self._machine, self._modules, lambda: os.eventfd_write(self._ended, 1))
+        if self._node is not None:
+            self._node.take(kind, data)
+
+    def _conclude(self) -> None:
+        """Send the outcome of the present call, if it is over."""
+        node = self._node
+        if node is None or not node.is_over():
+            return
+
+        self._node, self._has_served = None, True
+        self._output.flush()
+        outcome = frame(Kind.RESULT, node.outcome())
+        if self._stays:
+            self._link.send(outcome)
+        else:
+            self._link.finish(outcome)
 
 
 class _Node:
     """One call: its node is launched as soon as the client has sent the job's settings."""
 
-    def __init__(self, link: _ClientLink, workers: int, address: str) -> None:
-        self._link, self._workers, self._address = link, workers, address
-        self._output = _Output(link.send)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    def __init__(self, machine: _Machine, modules: CallModules, on_end: Callable[[], None]) -> None:
+        self._machine, self._modules, self._on_end = machine, modules, on_end
         self._call: Call | None = None
         self._job: Job | None = None
-        self._ended = os.eventfd(0, os.EFD_CLOEXEC)
-        """Readable once the job has ended, or could not be started."""
         self._error: BaseException | None = None
         self._world = 0
 
-    def run(self) -> None:
-        """Serve the client until it is gone, or has the outcome."""
-        self._link.send(MAGIC + frame(Kind.UP, dumps({"address": _free_endpoint(self._address)}).encode()))
-        while not self._is_over():
-            frames = self._link.wait(self._ended)
-            if frames is None:
-                # Nobody reads the rest: only the workers count.
-                self._stop(None)
-                return
-            for kind, data in frames:
-                self._take(kind, data)
-
-        self._output.finish()
-        self._link.finish(frame(Kind.RESULT, self._outcome()))
-
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return True if the job has ended, or could not be started."""
         return self._error is not None or (self._job is not None and self._job.done())
 
-    def _take(self, kind: Kind, data: bytes) -> None:
+    def take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame."""
         actions = {Kind.CALL: self._on_call, Kind.BEGIN: self._on_begin, Kind.STOP: self._on_stop}
         action = actions.get(kind)
-        if action is None or self._is_over():
+        if action is None or self.is_over():
             return
         try:
             action(data)
@@ -204,33 +256,34 @@ class _Node:
             self._error = error
 
     def _on_call(self, data: bytes) -> None:
-        self._call = unpack_call(data)
+        with self._modules.present():
+            self._call = unpack_call(data)
 
     def _on_begin(self, data: bytes) -> None:
         if self._call is None or self._job is not None:
             return
         call = self._call
-        config = _config_of(call, JobSettings.unpacked(data), self._workers, self._address)
+        config = _config_of(call, JobSettings.unpacked(data), self._machine)
         launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
         job = Job(launch, listener=self._listen)
-        job.when_done(lambda: os.eventfd_write(self._ended, 1))
+        job.when_done(self._on_end)
         self._job = job.begin()
 
     def _on_stop(self, data: bytes) -> None:
-        self._stop(seconds(parse(data), 0))
+        self.stop(seconds(parse(data), 0))
 
     def _listen(self, record: records.Record) -> None:
         if isinstance(record, records.RoundStarted):
             self._world = record.world_size
 
-    def _stop(self, grace: float | None) -> None:
+    def stop(self, grace: float | None) -> None:
         """Stop the workers, and wait for their end."""
         if self._job is not None:
             self._job.stop(grace)
         else:
             self._error = SignalException("the agent was stopped before its node began", signal.SIGTERM)
 
-    def _outcome(self) -> bytes:
+    def outcome(self) -> bytes:
         """Return the outcome of the node."""
         if self._job is None or self._error is not None:
             assert self._error is not None
@@ -242,7 +295,7 @@ class _Node:
             return pack_error(error, self._world)
 
 
-def _config_of(call: Call, settings: JobSettings, workers: int, address: str) -> LaunchConfig:
+def _config_of(call: Call, settings: JobSettings, machine: _Machine) -> LaunchConfig:
     """Return the settings of this node's launch."""
     config = call.config
     changed: dict[str, Any] = {
@@ -252,11 +305,11 @@ def _config_of(call: Call, settings: JobSettings, workers: int, address: str) ->
         "rdzv_endpoint": settings.endpoint,
         "rdzv_configs": {**config.rdzv_configs, "is_host": settings.is_host},
         "token": settings.token,
-        "local_addr": address,
+        "local_addr": machine.address,
         **settings_on_node(call),
     }
-    if workers and config.nproc_per_node == "auto":
-        changed["nproc_per_node"] = workers
+    if machine.workers and config.nproc_per_node == "auto":
+        changed["nproc_per_node"] = machine.workers
     return evolve(config, **changed)
 
 

@@ -1,0 +1,130 @@
+"""
+Decisions about agents that serve one call after another. Pure.
+
+The life of a place, from call to call:
+
+    IDLE (its agent waits for a call) -> CALLED (it has been sent one) -> SERVING (it has answered) -> IDLE (its result)
+    any -> LOST -> SERVING (another agent, which gets the present call at once)
+
+    agent    it answers           its result               it is lost
+    IDLE     -                    -                        LOST: replaced at the next call
+    CALLED   SERVING, reported    IDLE, reported           replaced: the call has not failed, since the loss was before
+    SERVING  reported             IDLE, reported           LOST, reported: the client decides
+
+Rules of this file: to the client each call looks like agents of its own. So the agents of a place are counted from 0 in
+each call, and an agent is reported as ended behind its result. Events of former agents count for nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from attrs import define, evolve, frozen
+
+from elasticlib.engines._protocol import AgentLost, AgentResult, AgentUp, EngineEvent
+
+
+class KeptState(enum.Enum):
+    """States of a place."""
+
+    IDLE = "idle"
+    CALLED = "called"
+    SERVING = "serving"
+    LOST = "lost"
+
+
+_AT_CALL = frozenset({KeptState.CALLED, KeptState.SERVING})
+
+
+@define
+class _Place:
+    """One place, and its present agent."""
+
+    state: KeptState = KeptState.IDLE
+    agent: int = 0
+    """Number of the agent at the engine."""
+    first: int = 0
+    """Number of the agent that the call knows as 0."""
+
+
+@frozen
+class Renewed:
+    """Result of an event: the engine must start another agent at *place*, and send it the call."""
+
+    place: int
+
+
+class KeptPlaces:
+    """The places of an engine's agents, which stay from call to call."""
+
+    def __init__(self, count: int) -> None:
+        self._places = [_Place() for _ in range(count)]
+
+    # Calls.
+
+    def begin_call(self) -> list[Renewed]:
+        """Begin a call: all agents get it, after those at the returned places were renewed."""
+        renewed = []
+        for number, place in enumerate(self._places):
+            is_lost = place.state is KeptState.LOST
+            if is_lost:
+                place.agent += 1
+                renewed.append(Renewed(number))
+            place.state = KeptState.SERVING if is_lost else KeptState.CALLED
+            place.first = place.agent
+        return renewed
+
+    def end_call(self) -> list[Renewed]:
+        """End the call: only agents that are idle can serve another one, and the others must be renewed."""
+        renewed = [number for number, place in enumerate(self._places) if place.state is not KeptState.IDLE]
+        for number in renewed:
+            self._places[number].agent += 1
+            self._places[number].state = KeptState.IDLE
+        return [Renewed(number) for number in renewed]
+
+    def replace(self, place: int) -> None:
+        """Note that the client has another agent started at *place*, which gets the call."""
+        self._places[place].agent += 1
+        self._places[place].state = KeptState.SERVING
+
+    def is_at_call(self, place: int) -> bool:
+        """Return True if frames of the call are for the agent at *place*."""
+        return self._places[place].state in _AT_CALL
+
+    def are_all_lost(self) -> bool:
+        """Return True if no agent is left."""
+        return all(place.state is KeptState.LOST for place in self._places)
+
+    # Events.
+
+    def handle(self, event: EngineEvent) -> Sequence[EngineEvent | Renewed]:
+        """Return what the call learns from *event* of the engine, or the place that must be renewed."""
+        place = self._places[event.place]
+        if event.agent != place.agent:
+            return []
+        if isinstance(event, AgentLost):
+            return self._on_lost(event, place)
+        if place.state not in _AT_CALL:
+            return []
+
+        reported = evolve(event, agent=event.agent - place.first)
+        match event:
+            case AgentUp():
+                place.state = KeptState.SERVING
+            case AgentResult():
+                place.state = KeptState.IDLE
+                return [reported, AgentLost(event.place, "it waits for the next call", reported.agent)]
+        return [reported]
+
+    def _on_lost(self, event: AgentLost, place: _Place) -> Sequence[EngineEvent | Renewed]:
+        former, place.state = place.state, KeptState.LOST
+        match former:
+            case KeptState.SERVING:
+                return [evolve(event, agent=event.agent - place.first)]
+            case KeptState.CALLED:
+                place.agent += 1
+                place.first, place.state = place.agent, KeptState.SERVING
+                return [Renewed(event.place)]
+            case _:
+                return []
