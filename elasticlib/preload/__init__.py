@@ -19,7 +19,11 @@ from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.preload._allowed import BY_VALUE as BY_VALUE, TORCH as TORCH, is_allowed as is_allowed
-    from elasticlib.preload._chosen_modules import choose_preload as choose_preload, preload_for as preload_for
+    from elasticlib.preload._chosen_modules import (
+        choose_preload as choose_preload,
+        needs_nothing_ahead as needs_nothing_ahead,
+        preload_for as preload_for,
+    )
     from elasticlib.preload._edited import EDITS as EDITS
     from elasticlib.preload._import_watch import ImportWatch as ImportWatch
     from elasticlib.preload._key import (
@@ -35,7 +39,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.preload._allowed": "BY_VALUE TORCH is_allowed",
-        "elasticlib.preload._chosen_modules": "choose_preload preload_for",
+        "elasticlib.preload._chosen_modules": "choose_preload needs_nothing_ahead preload_for",
         "elasticlib.preload._edited": "EDITS",
         "elasticlib.preload._import_watch": "ImportWatch",
         "elasticlib.preload._key": "ForkServerKey depends_on_path import_path stamps",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -37,6 +38,7 @@ _TRAINERS = frozenset(
 )
 """Third-party packages that make optimizers for the program."""
 _COMPILERS = frozenset({"compile", "_inductor"})
+_OWN_PACKAGE = __name__.partition(".")[0]
 
 
 @frozen
@@ -116,6 +118,29 @@ def preload_for(entrypoint: object) -> tuple[str, ...]:
     return (TORCH,)
 
 
+def needs_nothing_ahead(function: object) -> bool:
+    """
+    Return True if *function* is a plain one of a file whose text imports Python's own modules only.
+
+    Without torch in this program, neither the function's module nor its arguments have imported it.
+    """
+    if TORCH in sys.modules or not _is_plain(function):
+        return False
+
+    text = _text_of(function)
+    third_party = set(itertools.filterfalse(is_of_python, text.imports)) - {_OWN_PACKAGE}
+    return text.is_whole and not third_party
+
+
+def _is_plain(function: object) -> bool:
+    """Return True for a function of a file that calls no other one which the file does not show."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    # A decorator's function calls the one that it wraps, or has captured.
+    is_wrapper = hasattr(function, "__wrapped__") or function.__closure__ is not None
+    return not is_wrapper and os.path.isfile(function.__code__.co_filename)
+
+
 def of_script(path: str) -> Choice:
     """Return the modules to import ahead for the script at *path*."""
     return _chosen(read(path, folder_of_script(path)))
@@ -127,13 +152,7 @@ def of_function(function: Callable[..., Any]) -> Choice:
     if _is_ours(function):
         return Choice()
 
-    code = getattr(function, "__code__", None)
-    text = Text()
-    if code is not None:
-        # A method or an inner function is part of the outermost definition.
-        name = function.__qualname__.partition(".")[0]
-        text = read(code.co_filename, os.path.dirname(code.co_filename), name)
-
+    text = _text_of(function)
     # The program has imported torch, most likely for its functions.
     if TORCH in sys.modules:
         text.imports.add(TORCH)
@@ -142,10 +161,20 @@ def of_function(function: Callable[..., Any]) -> Choice:
     return _chosen(text)
 
 
+def _text_of(function: Any) -> Text:
+    """Return the facts in the file of *function*; none of a callable without code of Python."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return Text()
+
+    # A method or an inner function is part of the outermost definition.
+    name = function.__qualname__.partition(".")[0]
+    return read(code.co_filename, os.path.dirname(code.co_filename), name)
+
+
 def _is_ours(function: Callable[..., Any]) -> bool:
     module = str(getattr(function, "__module__", ""))
-    own_package = __name__.partition(".")[0]
-    return module.partition(".")[0] == own_package
+    return module.partition(".")[0] == _OWN_PACKAGE
 
 
 def _chosen(text: Text) -> Choice:

@@ -17,7 +17,7 @@ from json import dumps
 from typing import Any
 
 import cloudpickle
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from elasticlib._untrusted import parse
 from elasticlib.engines import LARGEST, AgentEnded, OutcomeKind
@@ -32,7 +32,8 @@ from elasticlib.errors import (
     SignalException,
 )
 from elasticlib.job import Place, Results, combined_error
-from elasticlib.spec import Entrypoint, LaunchConfig, entrypoint_name
+from elasticlib.preload import needs_nothing_ahead
+from elasticlib.spec import DEFAULT_PRELOAD, Entrypoint, LaunchConfig, entrypoint_name
 from elasticlib.workers import pack_call as pack_for_workers
 from elasticlib.workers.child import Pickler, pack_exception, unpack_exception
 
@@ -75,7 +76,7 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
         "argv": sys.argv,
     }
     try:
-        body = _pickled((config, entrypoint, tuple(args), dict(kwargs)))
+        body = _pickled((_without_needless_preload(config, entrypoint), entrypoint, tuple(args), dict(kwargs)))
     except Exception as error:
         if callable(entrypoint):
             # It names the part of the call that cannot be sent.
@@ -99,6 +100,17 @@ def _folder_of_program() -> str:
         return folder
     # Packages such as Ray put folders of their own before it.
     return sys.path[0] if sys.path else ""
+
+
+def _without_needless_preload(config: LaunchConfig, entrypoint: Entrypoint) -> LaunchConfig:
+    """
+    Return *config* without a preload where the first call would wait for torch, and not use it.
+
+    Unlike a program that launches again, an agent's fork server serves this call alone.
+    """
+    if config.preload == DEFAULT_PRELOAD and needs_nothing_ahead(entrypoint):
+        return evolve(config, preload=())
+    return config
 
 
 def _pickled(value: object) -> bytes:

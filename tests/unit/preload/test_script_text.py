@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +199,82 @@ def test_a_function_without_a_file_may_import_torch() -> None:
 @pytest.mark.parametrize("serve", [_pooled.serve_calls, _recorder.pool])
 def test_serving_a_pool_does_not_prevent_the_import_of_torch(serve: Callable[..., None]) -> None:
     assert (TORCH,) == _chosen_modules.preload_for(serve)
+
+
+# Functions that agents on other machines call once.
+
+CALLED_ONCE = """
+import functools, os, sys
+from elasticlib import should_stop
+
+def plain(): return os.getpid()
+
+def outer(number):
+    def captures(): return number
+    return captures
+
+@functools.wraps(plain)
+def wraps(): pass
+
+class Trainer:
+    def __call__(self): return plain()
+    def method(self): return plain()
+
+captures, bound, instance, partial = outer(1), Trainer().method, Trainer(), functools.partial(plain)
+"""
+
+
+def needs_nothing(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What is said of the object *name* in a file of that *source*, in a program without torch."""
+    path = folder / "calls.py"
+    path.write_text(source)
+    namespace: dict[str, object] = {"__name__": "calls"}
+    exec(compile(source, str(path), "exec"), namespace)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    return _chosen_modules.needs_nothing_ahead(namespace[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain", True),
+        ("captures", False),
+        ("wraps", False),
+        ("bound", False),
+        ("instance", False),
+        ("partial", False),
+    ],
+)
+def test_a_plain_function_of_python_alone_needs_nothing_ahead(
+    name: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected == needs_nothing(name, CALLED_ONCE, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "statement", ["import torch", "import numpy", "import lightning", "import importlib", "exec(a)"]
+)
+def test_a_function_beside_other_imports_may_need_torch(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"def later():\n    {statement}\ndef plain(): pass\n"
+
+    assert not needs_nothing("plain", source, tmp_path, monkeypatch)
+
+
+def test_a_function_in_a_program_with_torch_may_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "calls.py"
+    path.write_text("def plain(): pass\n")
+    namespace: dict[str, Callable[[], None]] = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    monkeypatch.setitem(sys.modules, "torch", sys)
+
+    assert not _chosen_modules.needs_nothing_ahead(namespace["plain"])
+
+
+def test_a_function_of_a_cell_may_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, object] = {}
+    exec("def train(): pass", namespace)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    assert not _chosen_modules.needs_nothing_ahead(namespace["train"])

@@ -19,6 +19,7 @@ from elasticlib.errors import (
     SignalException,
 )
 from elasticlib.remote import _call
+from elasticlib.spec import DEFAULT_PRELOAD
 
 
 def train() -> int:
@@ -33,6 +34,21 @@ def test_call_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert (7, (1, "a"), {"b": 2}) == (call.config.max_restarts, call.args, call.kwargs)
     assert 1 == call.entrypoint() if callable(call.entrypoint) else False
+
+
+@pytest.mark.parametrize(
+    ("given", "is_needless", "sent"),
+    [(DEFAULT_PRELOAD, True, ()), (DEFAULT_PRELOAD, False, DEFAULT_PRELOAD), (("torch",), True, ("torch",))],
+)
+def test_torch_is_imported_ahead_only_for_calls_that_may_need_it(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], is_needless: bool, sent: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(_call, "needs_nothing_ahead", lambda entrypoint: is_needless)
+
+    call = _call.unpack_call(_call.pack_call(LaunchConfig(preload=given), train, (), {}))
+
+    assert sent == call.config.preload
 
 
 @pytest.mark.parametrize("package", ["Python", "torch", "elasticlib"])
