@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
         MAGIC as MAGIC,
         FrameReader as FrameReader,
         Kind as Kind,
+        event_of as event_of,
         frame as frame,
     )
     from elasticlib.engines._filling import (
@@ -108,7 +109,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
-        "elasticlib.engines._agent_frames": "FrameReader Kind LARGEST MAGIC frame",
+        "elasticlib.engines._agent_frames": "FrameReader Kind LARGEST MAGIC event_of frame",
         "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (

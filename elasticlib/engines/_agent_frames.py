@@ -54,9 +54,9 @@ def frame(kind: Kind, data: bytes = b"") -> bytes:
 
 
 def event_of(place: int, agent: int, kind: Kind, content: bytes) -> EngineEvent:
-    """Return the event of a frame from an agent. Raises ValueError, KeyError or TypeError."""
+    """Return the event of a frame from an *agent* at *place*. Raises ValueError for any other frame."""
     if kind is Kind.UP:
-        return AgentUp(place, str(parse(content)["address"]), agent)
+        return AgentUp(place, _address_in(content), agent)
     if kind is Kind.OUTPUT:
         return AgentOutput(place, content, agent)
     if kind is Kind.RESULT:
@@ -64,6 +64,14 @@ def event_of(place: int, agent: int, kind: Kind, content: bytes) -> EngineEvent:
     if kind in (Kind.REPORT, Kind.ANSWER):
         return AgentReport(place, content, agent, is_answer=kind is Kind.ANSWER)
     raise ValueError(f"an agent does not send {kind.name}")
+
+
+def _address_in(content: bytes) -> str:
+    """Return the address of an agent. Raises ValueError."""
+    try:
+        return str(parse(content)["address"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an agent does not give its address: {error}") from error
 
 
 class FrameReader:

@@ -30,7 +30,10 @@ class AgentCommand:
     """The program that an engine starts on each machine, the same for all places."""
 
     argv: tuple[str, ...]
-    """Arguments behind the interpreter, such as ``-m elasticlib.remote._node``."""
+    """
+    Arguments behind the interpreter, such as ``-m elasticlib.remote._node``. An engine may add options of the agent:
+    ``--address HOST``, ``--workers NUMBER`` (for ``nproc_per_node="auto"``) and ``--lease SECONDS``.
+    """
     payload: bytes = field(repr=False)
     """Frames for the standard input of each agent, first of all."""
     environment: Mapping[str, str] = field(factory=dict)

@@ -1,0 +1,132 @@
+"""The engine of the page *Write an engine* runs as its readers paste it, and has lost agents replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticlib
+from tests.benchmarks import tree
+from tests.benchmarks.job import environment
+from tests.process.launches import children
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+PAGE = Path(elasticlib.__file__).parent / "docs" / "engines.md"
+LIMIT = 120.0
+CLIENT = """
+import json, os, sys, time
+from elasticlib import LaunchConfig, elastic_launch
+from local import Local
+
+def train(folder):
+    rank = int(os.environ["RANK"])
+    with open(f"{folder}/new.{rank}", "w") as file: file.write(str(os.getpid()))
+    os.replace(f"{folder}/new.{rank}", f"{folder}/up.{rank}")
+    while not os.path.exists(f"{folder}/go"): time.sleep(0.02)
+    print(f"rank {rank} works")
+    return os.getpid()
+
+if __name__ == "__main__":
+    config = LaunchConfig(2, 2, nproc_per_node=1, max_restarts=0)
+    print(json.dumps(elastic_launch(config, train, on=Local(nodes=2))(sys.argv[1])))
+"""
+
+
+def file_of_page() -> str:
+    """The Python file that the page shows."""
+    [text] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(text)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    return environment(folder, {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A client whose workers wait for a file ``go``."""
+    (tmp_path / "local.py").write_text(file_of_page())
+    (tmp_path / "client.py").write_text(CLIENT)
+    process = subprocess.Popen(
+        [sys.executable, "client.py", str(tmp_path)],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def agents_of(client: subprocess.Popen[str]) -> list[int]:
+    """The agents in the order of their starts."""
+    return sorted(pid for pid in children(client.pid) if " -m elasticlib.remote._node" in tree.command(pid))
+
+
+def wait_for_workers(client: subprocess.Popen[str], folder: Path, but: Collection[int] = ()) -> set[int]:
+    """Wait for two workers that are none of *but*, and return their pids."""
+
+    def found() -> set[int]:
+        return {int(path.read_text()) for path in folder.glob("up.*")} - set(but)
+
+    wait_until(lambda: client.poll() is not None or len(found()) == 2, LIMIT, "workers")
+    assert client.poll() is None, client.communicate()
+    return found()
+
+
+def test_file_of_the_page_prints_the_results_of_two_agents(tmp_path: Path) -> None:
+    text = file_of_page()
+    (tmp_path / "local.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "local.py"],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+    assert "{0: 0.0, 1: 2.5}\n" == done.stdout, done.stderr
+    assert len(text.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_agent_that_was_killed_is_replaced(client: subprocess.Popen[str], tmp_path: Path, place: int) -> None:
+    before = wait_for_workers(client, tmp_path)
+    victim = agents_of(client)[place]
+
+    os.kill(victim, signal.SIGKILL)
+    after = wait_for_workers(client, tmp_path, before)
+    replaced = agents_of(client)
+    (tmp_path / "go").touch()
+    stdout, stderr = client.communicate(timeout=LIMIT)
+
+    *lines, results = stdout.splitlines()
+    assert victim not in replaced
+    assert after == set(json.loads(results).values()), stderr
+    assert ["[0] rank 0 works", "[1] rank 1 works"] == sorted(lines)
+    assert not tree.left_after(5.0, (), tmp_path)
+
+
+def test_nothing_is_left_after_the_death_of_the_client(client: subprocess.Popen[str], tmp_path: Path) -> None:
+    wait_for_workers(client, tmp_path)
+
+    client.kill()
+    client.communicate()
+
+    assert not tree.left_after(10.0, (), tmp_path)
