@@ -21,14 +21,17 @@ Decisions in each phase:
 
 Rules of this file: time is an argument. The supervisor ends once. An event of an agent that was replaced counts for
 nothing. In each phase but OVER, either enough agents are at work, whose nodes have time limits of their own, or
-`wake_at` is finite: so it never waits forever.
+`wake_at` is finite: so it never waits forever. There may be thousands of places, so most events look at their own
+one only.
 """
 
 from __future__ import annotations
 
 import enum
+import heapq
 import math
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from attrs import define, field, frozen
 
@@ -163,11 +166,39 @@ _MAY_GET_AGENT = _HAS_AGENT | {PlaceState.WAITING}
 _COUNTS_AS_NODE = frozenset({PlaceState.READY, PlaceState.AT_WORK, PlaceState.ENDED})
 
 
+class _ByState:
+    """The numbers of the places, by state."""
+
+    def __init__(self, places: int) -> None:
+        self._numbers = {state: set[int]() for state in PlaceState}
+        self._numbers[PlaceState.STARTING].update(range(places))
+
+    def move(self, number: int, former: PlaceState, state: PlaceState) -> None:
+        """Note that the place *number* is in another state."""
+        self._numbers[former].discard(number)
+        self._numbers[state].add(number)
+
+    def count(self, *states: PlaceState) -> int:
+        """Return the number of places in one of *states*."""
+        return sum(len(self._numbers[state]) for state in states)
+
+    def numbers(self, *states: PlaceState) -> list[int]:
+        """Return the places in one of *states*, in their order."""
+        return sorted(number for state in states for number in self._numbers[state])
+
+
+def _note_state(place: _PlacedAgent, _: Any, state: PlaceState) -> PlaceState:
+    place.by_state.move(place.number, place.state, state)
+    return state
+
+
 @define
 class _PlacedAgent:
     """One place, and its present agent."""
 
-    state: PlaceState = PlaceState.STARTING
+    number: int
+    by_state: _ByState
+    state: PlaceState = field(default=PlaceState.STARTING, on_setattr=_note_state)
     agent: int = 0
     has_been_ready: bool = False
     ready_since: float = 0.0
@@ -189,6 +220,9 @@ class Supervisor:
     now: float
     phase: CallPhase = CallPhase.RUNNING
     places: list[_PlacedAgent] = field(init=False)
+    _by_state: _ByState = field(init=False)
+    _dues: list[tuple[float, int]] = field(init=False)
+    """Heap of (time, place) of the next replacements; a place that waits no longer may still be in it."""
     coordinator: int | None = None
     """Place whose agent hosts the rendezvous; None if that is open, or another program."""
     endpoint: str = ""
@@ -202,11 +236,16 @@ class Supervisor:
     """End of the phases PAUSED, SUCCEEDING and FAILING."""
 
     def __attrs_post_init__(self) -> None:
-        self.places = [_PlacedAgent() for _ in range(self.rules.agents)]
+        self._make_places([0] * self.rules.agents)
         self.endpoint = self.rules.endpoint
         # The nodes' order is that of the places, and so rank 0 is on the first of them.
         self.coordinator = None if self.endpoint else 0
         self._short_since = self.now
+
+    def _make_places(self, losses: Sequence[int]) -> None:
+        """Let an agent start at each place, with the *losses* of its former ones."""
+        self._by_state, self._dues = _ByState(len(losses)), []
+        self.places = [_PlacedAgent(number, self._by_state, losses=each) for number, each in enumerate(losses)]
 
     # Inputs.
 
@@ -249,7 +288,7 @@ class Supervisor:
             return math.inf
         if self.phase is not CallPhase.RUNNING:
             return self._limit
-        return min(self._short_limit(), *(place.due for place in self.places))
+        return min(self._short_limit(), self._next_due())
 
     # Agents that start.
 
@@ -262,7 +301,7 @@ class Supervisor:
         if not self.endpoint:
             return []
 
-        return [self._begin(number) for number in self._in(PlaceState.READY)]
+        return [self._begin(number) for number in self._by_state.numbers(PlaceState.READY)]
 
     def _begin(self, number: int) -> BeginNode:
         self.places[number].state = PlaceState.AT_WORK
@@ -287,6 +326,7 @@ class Supervisor:
         place.losses = 1 if was_healthy else place.losses + 1
         if place.losses <= self.rules.replacements:
             place.state, place.due = PlaceState.WAITING, self.now + self._pause_after(place.losses)
+            heapq.heappush(self._dues, (place.due, place.number))
             return []
 
         place.state = PlaceState.GONE
@@ -301,9 +341,9 @@ class Supervisor:
 
     def _give_up_if_too_few(self, why: str) -> list[Action]:
         """Give up if no agent, or fewer than `min_nodes`, can be at work again."""
-        possible = self._in(*_MAY_GET_AGENT)
-        ended = self._in(PlaceState.ENDED)
-        if possible and len(possible) + len(ended) >= self.rules.min_nodes:
+        possible = self._by_state.count(*_MAY_GET_AGENT)
+        ended = self._by_state.count(PlaceState.ENDED)
+        if possible and possible + ended >= self.rules.min_nodes:
             return []
         return self._give_up(why)
 
@@ -319,7 +359,7 @@ class Supervisor:
         self.phase, self._limit = CallPhase.RUNNING, math.inf
         # The first agent that is ready hosts the next rendezvous: the machine of the former host may be gone.
         self.coordinator, self.endpoint = None, ""
-        self.places = [_PlacedAgent(losses=place.losses) for place in self.places]
+        self._make_places([place.losses for place in self.places])
         self._short_since = self.now
         return [PlaceAll()]
 
@@ -354,7 +394,7 @@ class Supervisor:
 
     def _succeed(self, event: AgentEnded) -> list[Action]:
         # An agent that had not begun takes no part in the job that succeeded.
-        for number in self._in(PlaceState.STARTING, PlaceState.READY, PlaceState.WAITING):
+        for number in self._by_state.numbers(PlaceState.STARTING, PlaceState.READY, PlaceState.WAITING):
             self.places[number].state = PlaceState.GONE
         self.phase, self._limit = CallPhase.SUCCEEDING, self.now + self.rules.result_timeout
         self._note(event)
@@ -367,7 +407,7 @@ class Supervisor:
 
     def _after_outcome(self, why: str) -> list[Action]:
         """Return what follows after an outcome, or a loss, in SUCCEEDING or FAILING."""
-        is_last = not self._in(PlaceState.AT_WORK)
+        is_last = not self._by_state.count(PlaceState.AT_WORK)
         if self.phase is CallPhase.FAILING:
             return self._raise_cause() if is_last else []
 
@@ -393,23 +433,40 @@ class Supervisor:
 
     def _due_while_running(self) -> list[Action]:
         if self.now >= self._short_limit():
-            ready, least = len(self._in(*_COUNTS_AS_NODE)), self.rules.min_nodes
+            ready, least = self._by_state.count(*_COUNTS_AS_NODE), self.rules.min_nodes
             return self._give_up(
                 f"{ready} of {self.rules.agents} agents are ready, and {least} are needed: no more of them "
                 f"were ready within {self.rules.start_timeout:g} s"
             )
-        due = [number for number in self._in(PlaceState.WAITING) if self.now >= self.places[number].due]
+        due = self._pop_due()
         for number in due:
             place = self.places[number]
             place.state, place.agent, place.due = PlaceState.STARTING, place.agent + 1, math.inf
         return [Replace(number) for number in due]
+
+    def _pop_due(self) -> list[int]:
+        """Return the places that get another agent now, in their order."""
+        due = []
+        while self._next_due() <= self.now:
+            due.append(heapq.heappop(self._dues)[1])
+        return sorted(due)
+
+    def _next_due(self) -> float:
+        """Return the time of the next replacement; infinite without one."""
+        while self._dues and not self._is_waiting(*self._dues[0]):
+            heapq.heappop(self._dues)
+        return self._dues[0][0] if self._dues else math.inf
+
+    def _is_waiting(self, due: float, number: int) -> bool:
+        place = self.places[number]
+        return place.state is PlaceState.WAITING and place.due == due
 
     def _short_limit(self) -> float:
         return math.inf if self._short_since is None else self._short_since + self.rules.start_timeout
 
     def _count_nodes(self) -> None:
         """Note the time since which too few agents are ready."""
-        is_enough = len(self._in(*_COUNTS_AS_NODE)) >= self.rules.min_nodes and self._has_begun()
+        is_enough = self._by_state.count(*_COUNTS_AS_NODE) >= self.rules.min_nodes and self._has_begun()
         if is_enough:
             self._short_since = None
         elif self._short_since is None:
@@ -417,7 +474,4 @@ class Supervisor:
 
     def _has_begun(self) -> bool:
         # Without an endpoint, agents that are ready wait for the coordinator's one.
-        return bool(self._in(PlaceState.AT_WORK))
-
-    def _in(self, *states: PlaceState) -> list[int]:
-        return [number for number, place in enumerate(self.places) if place.state in states]
+        return self._by_state.count(PlaceState.AT_WORK) > 0
