@@ -70,7 +70,7 @@ def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
     assert {"py.typed", "docs/*.md", "docs/*.png", "docs/*.svg"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
     guides = "fork_server frameworks many_nodes migration names notebooks testing troubleshooting"
-    engines = "kubernetes ray slurm ssh"
+    engines = "engines kubernetes ray slurm ssh"
     pages = f"architecture configuration contributing figures index reference {guides} {engines}"
     assert {f"{page}.md" for page in pages.split()} == {path.name for path in (ROOT / "elasticlib/docs").glob("*.md")}
 

@@ -97,7 +97,8 @@ class Job:
     it is stopped at the block's end, if it still runs. All methods may be called from any thread, also
     after the end. `jobs` lists the running jobs.
 
-    For a job of many nodes it covers this node: its workers' results, status, output and stacks.
+    For a job of many nodes it covers this node: its workers' results, status, output and stacks. With an engine
+    (``on=``) it covers all nodes; in a job of a batch system only the results and the state in the queue.
     """
 
     def __init__(

@@ -35,6 +35,7 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
+from elasticlib.remote._node_reporter import NodeReporter
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
 
@@ -211,7 +212,7 @@ class _Agent:
         """Do as the client says in one frame; one for a call that is over counts for nothing."""
         if kind is Kind.CALL and self._node is None:
             self._link.send(frame(Kind.UP, dumps({"address": _free_endpoint(self._machine.address)}).encode()))
-            self._node = _Node(self._machine, self._modules, lambda: os.eventfd_write(self._ended, 1))
+            self._node = _Node(self._machine, self._modules, self._link.send, lambda: os.eventfd_write(self._ended, 1))
         if self._node is not None:
             self._node.take(kind, data)
 
@@ -223,6 +224,7 @@ class _Agent:
 
         self._node, self._has_served = None, True
         self._output.flush()
+        node.report_end()
         outcome = frame(Kind.RESULT, node.outcome())
         if self._stays:
             self._link.send(outcome)
@@ -233,10 +235,13 @@ class _Agent:
 class _Node:
     """One call: its node is launched as soon as the client has sent the job's settings."""
 
-    def __init__(self, machine: _Machine, modules: CallModules, on_end: Callable[[], None]) -> None:
-        self._machine, self._modules, self._on_end = machine, modules, on_end
+    def __init__(
+        self, machine: _Machine, modules: CallModules, send: Callable[[bytes], None], on_end: Callable[[], None]
+    ) -> None:
+        self._machine, self._modules, self._send, self._on_end = machine, modules, send, on_end
         self._call: Call | None = None
         self._job: Job | None = None
+        self._reporter: NodeReporter | None = None
         self._error: BaseException | None = None
         self._world = 0
 
@@ -246,7 +251,12 @@ class _Node:
 
     def take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame."""
-        actions = {Kind.CALL: self._on_call, Kind.BEGIN: self._on_begin, Kind.STOP: self._on_stop}
+        actions = {
+            Kind.CALL: self._on_call,
+            Kind.BEGIN: self._on_begin,
+            Kind.STOP: self._on_stop,
+            Kind.ASK: self._on_question,
+        }
         action = actions.get(kind)
         if action is None or self.is_over():
             return
@@ -263,11 +273,17 @@ class _Node:
         if self._call is None or self._job is not None:
             return
         call = self._call
-        config = _config_of(call, JobSettings.unpacked(data), self._machine)
+        settings = JobSettings.unpacked(data)
+        config = _config_of(call, settings, self._machine)
         launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
         job = Job(launch, listener=self._listen)
         job.when_done(self._on_end)
         self._job = job.begin()
+        self._reporter = NodeReporter(job, self._send, settings.max_nodes)
+
+    def _on_question(self, data: bytes) -> None:
+        if self._reporter is not None:
+            self._reporter.answer(data)
 
     def _on_stop(self, data: bytes) -> None:
         self.stop(seconds(parse(data), 0))
@@ -282,6 +298,11 @@ class _Node:
             self._job.stop(grace)
         else:
             self._error = SignalException("the agent was stopped before its node began", signal.SIGTERM)
+
+    def report_end(self) -> None:
+        """Report on the workers for the last time."""
+        if self._reporter is not None:
+            self._reporter.finish()
 
     def outcome(self) -> bytes:
         """Return the outcome of the node."""

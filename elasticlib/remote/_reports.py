@@ -37,7 +37,7 @@ class NodeReport:
         return cls(status.state, status.why, status.round, status.restarts, status.nodes, status.ranks)
 
     def is_news_after(self, other: NodeReport | None) -> bool:
-        """Return True if it tells more than the passing of time since *other*."""
+        """Return True if it differs from *other* by more than the passing of time."""
         return other is None or _without_ages(self) != _without_ages(other)
 
     def packed(self) -> bytes:
@@ -91,7 +91,7 @@ class Answer:
     texts: Mapping[int, str] = field(factory=dict)
     """Stacks, or output, by global rank."""
     error: str = ""
-    """The reason why there is no text."""
+    """The reason for an answer without texts."""
 
     def packed(self) -> bytes:
         """Return the answer as bytes; of a long text the end counts."""

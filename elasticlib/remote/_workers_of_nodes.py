@@ -122,17 +122,21 @@ class WorkersOfNodes:
 
     def logs(self, rank: int) -> str:
         """Return the output of the worker of *rank*. Raises `ConfigError`, or `TimeoutError` without an answer."""
-        places = [place for place, report in list(self._reports.items()) if rank in _numbers_of(report)]
-        if not places:
-            known = number_ranges([each.rank for each in self.ranks()]) or "none"
-            raise ConfigError(f"rank {rank} runs on no node now (ranks: {known})")
+        place = self._place_of(rank)
+        request = self._asked("logs", (place,), _LOGS_SECONDS, rank)
+        answer = request.answers.get(place)
+        if answer is None:
+            raise TimeoutError(f"the node of rank {rank} has ended, or not answered within {_LOGS_SECONDS:g} s")
+        if answer.error:
+            raise ConfigError(answer.error)
+        return answer.texts[rank]
 
-        request = self._asked("logs", places, _LOGS_SECONDS, rank)
-        for answer in request.answers.values():
-            if answer.error:
-                raise ConfigError(answer.error)
-            return answer.texts[rank]
-        raise TimeoutError(f"the node of rank {rank} has not returned its output within {_LOGS_SECONDS:g} s")
+    def _place_of(self, rank: int) -> int:
+        for place, report in list(self._reports.items()):
+            if any(each.rank == rank for each in report.ranks):
+                return place
+        known = number_ranges([each.rank for each in self.ranks()]) or "none"
+        raise ConfigError(f"rank {rank} runs on no node now (ranks: {known})")
 
     def _asked(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> Request:
         """Return a request after all answers, or after *timeout* seconds."""
@@ -144,7 +148,3 @@ class WorkersOfNodes:
             del self._requests[request.question.number]
             # A late answer must not change what the caller reads.
             return evolve(request, answers=dict(request.answers))
-
-
-def _numbers_of(report: NodeReport) -> set[int]:
-    return {each.rank for each in report.ranks}

@@ -50,6 +50,7 @@ def test_it_names_every_method_of_a_job() -> None:
         "begin",
         "run",
         "attach",
+        "attach_elsewhere",
         "sink",
         "inbox",
         "started",

@@ -130,3 +130,46 @@ def test_nothing_is_left_after_the_death_of_the_client(client: subprocess.Popen[
     client.communicate()
 
     assert not tree.left_after(10.0, (), tmp_path)
+
+
+WATCHER = """
+import json, os, sys, time
+from elasticlib import LaunchConfig, elastic_launch, progress
+from local import Local
+
+def train(folder):
+    rank = int(os.environ["RANK"])
+    print(f"rank {rank} begins")
+    progress(7, loss=rank)
+    while not os.path.exists(f"{folder}/go"): time.sleep(0.02)
+    return rank
+
+if __name__ == "__main__":
+    config = LaunchConfig(2, 2, nproc_per_node=1, max_restarts=0)
+    with elastic_launch(config, train, on=Local(nodes=2)).start(sys.argv[1]) as job:
+        while [7, 7] != [each.step for each in job.status().ranks]: time.sleep(0.05)
+        seen = [job.status().state, [each.metrics["loss"] for each in job.status().ranks]]
+        seen += [sorted(job.stacks(30.0)), ["in train" in text for text in job.stacks(30.0).values()]]
+        seen += ["rank 1 begins" in job.logs(1)]
+        open(f"{sys.argv[1]}/go", "w").close()
+        job.result()
+        seen += [job.status().state, [each.state for each in job.status().ranks]]
+    print("seen", json.dumps(seen))
+"""
+
+
+def test_status_stacks_and_output_of_all_nodes_are_the_clients(tmp_path: Path) -> None:
+    (tmp_path / "local.py").write_text(file_of_page())
+    (tmp_path / "client.py").write_text(WATCHER)
+    done = subprocess.run(
+        [sys.executable, "client.py", str(tmp_path)],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+    [seen] = [line.removeprefix("seen ") for line in done.stdout.splitlines() if line.startswith("seen ")] or [""]
+    expected = ["running", [0.0, 1.0], [0, 1], [True, True], True, "succeeded", ["succeeded", "succeeded"]]
+    assert expected == json.loads(seen or "0"), done.stderr

@@ -1,0 +1,211 @@
+"""Reports of an agent about its workers, and questions to it: frames, and the client's view of all nodes."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from elasticlib.engines import FrameReader, Kind
+from elasticlib.errors import ConfigError
+from elasticlib.job import JobCourse, JobStatus, RankStatus
+from elasticlib.remote._reports import Answer, NodeReport, Question
+from elasticlib.remote._workers_of_nodes import Request, WorkersOfNodes
+from elasticlib.workers import Inbox
+from tests.waiting import wait_until
+
+
+def rank_status(rank: int, *, step: int | None = None, age: float | None = None, loss: float = 0.5) -> RankStatus:
+    return RankStatus(
+        rank=rank,
+        local_rank=0,
+        node=rank,
+        host=f"h{rank}",
+        state="running",
+        pid=100 + rank,
+        exitcode=None,
+        restarts=0,
+        step=step,
+        total=None,
+        metrics={"loss": loss},
+        age=age,
+        last_line="a line",
+    )
+
+
+def report(
+    rank: int, state: str = "running", *, round: int = 0, step: int | None = None, age: float = 1.0
+) -> NodeReport:
+    return NodeReport(state, "", round, round, 2, (rank_status(rank, step=step, age=age),))
+
+
+@pytest.mark.parametrize("loss", [0.5, math.inf])
+def test_a_report_arrives_as_it_was_sent(loss: float) -> None:
+    status = JobStatus("train", "running", "", 3.0, 0, 1, 2, (rank_status(0, step=7, loss=loss),))
+
+    assert NodeReport.of(status) == NodeReport.unpacked(NodeReport.of(status).packed())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_news"),
+    [
+        (None, report(0), True),
+        (report(0, age=1.0), report(0, age=2.0), False),
+        (report(0, step=1), report(0, step=2), True),
+        (report(0), report(0, "stopping"), True),
+    ],
+)
+def test_time_alone_is_no_news(before: NodeReport | None, after: NodeReport, is_news: bool) -> None:
+    assert is_news == after.is_news_after(before)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"ranks": 1}', b'{"ranks": [{}]}', b'{"state": "running"}'])
+def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        NodeReport.unpacked(data)
+
+
+def test_an_answer_keeps_the_ends_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticlib.remote._reports._MOST_CHARACTERS", 8)
+
+    assert {0: "cdef", 3: "x"} == Answer.unpacked(Answer(1, {0: "abcdef", 3: "x"}).packed()).texts
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    made = Inbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def workers(inbox: Inbox) -> WorkersOfNodes:
+    return WorkersOfNodes(inbox)
+
+
+def test_the_ranks_of_all_nodes_are_in_order(workers: WorkersOfNodes) -> None:
+    workers.note_report(1, report(0).packed())
+    workers.note_report(0, report(1).packed())
+
+    assert [0, 1] == [each.rank for each in workers.ranks()]
+
+
+@pytest.mark.parametrize(
+    ("states", "state"),
+    [
+        ([], "starting"),
+        (["running", "stopping"], "stopping"),
+        (["starting", "running"], "running"),
+        (["succeeded", "running"], "running"),
+        (["succeeded", "succeeded"], "succeeded"),
+    ],
+)
+def test_the_state_of_the_job_is_that_of_the_node_with_most_to_do(
+    workers: WorkersOfNodes, states: list[str], state: str
+) -> None:
+    for place, each in enumerate(states):
+        workers.note_report(place, report(place, each).packed())
+
+    assert state == workers.course().state
+
+
+def test_round_and_restarts_are_those_of_the_newest_report(workers: WorkersOfNodes) -> None:
+    workers.note_report(0, report(0, round=1).packed())
+    workers.note_report(1, report(1, round=2).packed())
+
+    assert JobCourse("running", "", 2, 2, nodes=2) == workers.course()
+
+
+@pytest.mark.parametrize(("is_expected", "ranks"), [(True, [0]), (False, [])])
+def test_the_last_report_of_a_node_stays_after_its_end(
+    workers: WorkersOfNodes, is_expected: bool, ranks: list[int]
+) -> None:
+    workers.note_report(0, report(0).packed())
+    workers.note_loss(0, is_expected=is_expected)
+
+    assert ranks == [each.rank for each in workers.ranks()]
+
+
+def asked(call: Callable[[], object]) -> Future[object]:
+    """Make *call* in a thread of its own."""
+    found: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def sent(workers: WorkersOfNodes, inbox: Inbox, living: list[int]) -> dict[int, Question]:
+    """Send the next request to those agents that are *living*, and return the questions by place."""
+    requests: list[object] = []
+    wait_until(lambda: bool(requests.extend(inbox.drain()) or requests), 10.0)
+    [request] = requests
+    assert isinstance(request, Request)
+    questions: dict[int, Question] = {}
+
+    def note(place: int, data: bytes) -> None:
+        [(kind, content)] = FrameReader(greeted=False).feed(data)
+        assert Kind.ASK is kind
+        questions[place] = Question.unpacked(content)
+
+    workers.send(request, living, note)
+    return questions
+
+
+def test_stacks_are_those_of_all_nodes(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    found = asked(lambda: workers.stacks(10.0))
+    questions = sent(workers, inbox, [0, 1])
+    for place in questions:
+        workers.note_answer(place, Answer(questions[place].number, {place: f"stack {place}"}).packed())
+
+    assert {0: "stack 0", 1: "stack 1"} == found.result(10.0)
+    assert {("stacks", 10.0)} == {(each.about, each.timeout) for each in questions.values()}
+
+
+def test_a_lost_node_is_not_waited_for(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    found = asked(lambda: workers.stacks(60.0))
+    [question, _] = sent(workers, inbox, [0, 1]).values()
+    workers.note_answer(0, Answer(question.number, {0: "stack 0"}).packed())
+    workers.note_loss(1, is_expected=False)
+
+    assert {0: "stack 0"} == found.result(10.0)
+
+
+def test_stacks_without_an_answer_are_a_timeout(workers: WorkersOfNodes) -> None:
+    with pytest.raises(TimeoutError, match="no node has returned the stacks"):
+        workers.stacks(0.01)
+
+
+def test_output_is_asked_of_the_node_of_the_rank(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    workers.note_report(0, report(0).packed())
+    workers.note_report(1, report(1).packed())
+    found = asked(lambda: workers.logs(1))
+    questions = sent(workers, inbox, [0, 1])
+    workers.note_answer(1, Answer(questions[1].number, {1: "its output\n"}).packed())
+
+    assert ([1], "its output\n") == (list(questions), found.result(10.0))
+
+
+def test_the_reason_of_a_node_without_output_is_raised(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    workers.note_report(0, report(0).packed())
+    found = asked(lambda: workers.logs(0))
+    [question] = sent(workers, inbox, [0]).values()
+    workers.note_answer(0, Answer(question.number, error="its output is not in a file").packed())
+
+    with pytest.raises(ConfigError, match="not in a file"):
+        found.result(10.0)
+
+
+def test_the_output_of_an_unknown_rank_is_refused_with_the_known_ones(workers: WorkersOfNodes) -> None:
+    workers.note_report(0, report(0).packed())
+
+    with pytest.raises(ConfigError, match=r"rank 7 runs on no node now \(ranks: 0\)"):
+        workers.logs(7)
