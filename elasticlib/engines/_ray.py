@@ -9,6 +9,7 @@ import math
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from elasticlib.engines._kept_agents import KeepsAgents
@@ -34,7 +35,7 @@ class Ray(KeepsAgents):
     on a node of its own, and ends with the call.
 
     The call connects to the cluster of ``RAY_ADDRESS`` or of this machine, unless the program has called ``ray.init``.
-    Ray's head node hosts the rendezvous, from the first call until the program ends.
+    Ray's head node hosts the rendezvous, from the first call until the program, or the block, ends.
 
     ``with Ray(nodes=3) as cluster:`` keeps the nodes, with what is imported on them, until the end of the block. It
     allows one call at a time.
@@ -63,6 +64,15 @@ class Ray(KeepsAgents):
 
     def __repr__(self) -> str:
         return f"Ray(nodes={self.nodes})"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.end()
 
     @property
     def endpoint(self) -> str:

@@ -85,6 +85,12 @@ class RendezvousServer:
         """Return True if jobs can still meet at it."""
         return not self.ended.done() and self.ray_job == ray_job()
 
+    def end(self) -> None:
+        """End the server."""
+        # Ray may be gone, and the server with it.
+        with contextlib.suppress(Exception):
+            ray_module().kill(self._actor)
+
 
 def ray_job() -> str:
     """Return the driver's number at Ray."""
