@@ -1,106 +1,187 @@
 """
-Calls on a Ray cluster of three nodes: to the first line, and from a loss to the next step.
+Calls on a Ray cluster of three nodes, beside Ray Train: to the first step, and from a loss to the next step.
 
-``python -m tests.benchmarks.ray_recovery``, as root, in an environment with Ray (``pip install -e '.[ray]'``).
+``python -m tests.benchmarks.ray_recovery``, as root, in an environment with Ray Train (``pip install 'ray[train]'``).
+Both run the same function on the same cluster, one after the other. A row has a limit of its own.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.process.launches import environment
 from tests.ray._cluster import Cluster, cluster
-from tests.waiting import wait_until
 
-LIMIT = 180.0
-MOMENTS = (0.0, 1.0, 2.5, 5.0)
+LIMIT = 120.0
+"""Seconds for each row."""
+MOMENTS = (0.0, 2.5)
 """Seconds from a group's first step to the death of a worker."""
-CLIENT = """
-import os, sys, time
-from elasticlib import LaunchConfig, elastic_launch
-from elasticlib.engines import Ray
+STEPS = """
+import os, time
 
-def train(folder, runs):
+def train(config):
     import torch.distributed as dist
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    if not dist.is_initialized(): dist.init_process_group("gloo")
+    folder, rank, world = config["folder"], dist.get_rank(), dist.get_world_size()
     while True:
         dist.barrier()
         with open(f"{folder}/new.{rank}", "w") as file: file.write(f"{os.getpid()} {world} {time.time()}")
         os.replace(f"{folder}/new.{rank}", f"{folder}/step.{rank}")
-        if not runs: return
+        if not config["runs"]: return
         time.sleep(0.05)
 
-if __name__ == "__main__":
-    folder, calls, runs = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "runs"
-    engine = Ray(nodes=3)
-    for _ in range(calls):
+def call_all(folder, calls, runs, call):
+    for _ in range(int(calls)):
         began = time.time()
-        elastic_launch(LaunchConfig(2, 3, max_restarts=9), train, on=engine)(folder, runs)
+        call({"folder": folder, "runs": runs == "runs"})
         print("call", began, time.time(), open(f"{folder}/step.0").read().split()[2], flush=True)
 """
+OURS = """
+import sys
+from elasticlib import LaunchConfig, elastic_launch
+from elasticlib.engines import Ray
+from steps import call_all, train
+
+if __name__ == "__main__":
+    with Ray(nodes=3) as cluster:
+        call_all(*sys.argv[1:], elastic_launch(LaunchConfig(2, 3, max_restarts=9), train, on=cluster))
+"""
+PEER = """
+import sys
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from steps import call_all, train
+
+def call(config):
+    TorchTrainer(
+        train,
+        train_loop_config=config,
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=(2, 3) if config["runs"] else 3,
+            resources_per_worker={"CPU": 1},
+            placement_strategy="STRICT_SPREAD",
+        ),
+        run_config=RunConfig(storage_path=config["folder"] + "/store", failure_config=FailureConfig(max_failures=9)),
+    ).fit()
+
+if __name__ == "__main__":
+    ray.init(address="auto")
+    call_all(*sys.argv[1:], call)
+"""
+PROGRAMS = {"elasticlib": OURS, "Ray Train": PEER}
+Figures = Mapping[str, float]
 
 
-def _client(found: Cluster, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    (folder / "client.py").write_text(CLIENT)
-    variables = environment(RAY_ADDRESS=found.address, RAY_USAGE_STATS_ENABLED="0")
-    line = [sys.executable, "client.py", str(folder), *arguments]
-    return subprocess.Popen(line, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
+class LateError(Exception):
+    """A row has reached its limit."""
 
 
-def _steps(folder: Path, world: int) -> dict[int, float]:
-    """The last step of each worker of a group of *world*, by pid."""
-    found = {}
-    for path in (folder / f"step.{rank}" for rank in range(world)):
-        pid, of, at = path.read_text().split() if path.exists() else ("0", "0", "0")
-        if of == str(world):
-            found[int(pid)] = float(at)
-    return found
-
-
-def _seconds_to_group(folder: Path, world: int, act: Callable[[], object]) -> float:
-    """Seconds from *act* to the first common step of a new group of *world* workers."""
-    former = set(_steps(folder, 2)) | set(_steps(folder, 3))
-    began = time.time()
-    act()
-    wait_until(lambda: len(set(_steps(folder, world)) - former) == world, LIMIT, "the next group")
-    return time.time() - began
-
-
-def _calls(found: Cluster, folder: Path) -> None:
-    stdout, _ = _client(found, folder, "2", "once").communicate(timeout=LIMIT)
-    for name, line in zip(("first", "second"), stdout.splitlines(), strict=True):
-        began, ended, stepped = map(float, line.split()[1:])
-        print(
-            f"{name} call to its first step: {stepped - began:.2f} s, to its result: {ended - began:.2f} s", flush=True
+def _client(found: Cluster, folder: Path, program: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "steps.py").write_text(STEPS)
+    (folder / "client.py").write_text(program)
+    variables = environment(RAY_ADDRESS=found.address, RAY_USAGE_STATS_ENABLED="0", RAY_TRAIN_V2_ENABLED="1")
+    with (folder / "errors").open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "client.py", str(folder), *arguments],
+            cwd=folder,
+            env={**variables, "PYTHONPATH": f"{folder}:{variables.get('PYTHONPATH', '')}"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
 
 
-def _losses(found: Cluster, folder: Path) -> None:
-    client = _client(found, folder, "1", "runs")
-    wait_until(lambda: len(_steps(folder, 3)) == 3, LIMIT, "the first group")
-    for moment in MOMENTS:
-        time.sleep(moment)
-        victim = min(_steps(folder, 3))
-        seconds = _seconds_to_group(folder, 3, lambda victim=victim: os.kill(victim, signal.SIGKILL))  # type: ignore[misc]
-        print(f"worker killed {moment:g} s after the first step, to the next step: {seconds:.2f} s", flush=True)
+def _group(folder: Path, world: int) -> set[int]:
+    """Pids of the workers of a group of *world* that have done a step."""
+    found = set()
+    for path in (folder / f"step.{rank}" for rank in range(world)):
+        pid, of, _ = path.read_text().split() if path.exists() else ("0", "0", "0")
+        if of == str(world):
+            found.add(int(pid))
+    return found
 
-    seconds = _seconds_to_group(folder, 2, lambda: found.remove("n2"))
-    print(f"node lost, to the next step of two nodes: {seconds:.2f} s", flush=True)
-    seconds = _seconds_to_group(folder, 3, lambda: found.add("n2"))
-    print(f"node added, to the next step of three nodes: {seconds:.2f} s", flush=True)
 
+def _wait(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not is_true():
+        if time.monotonic() > deadline:
+            raise LateError
+        time.sleep(0.02)
+
+
+def _seconds_to_group(folder: Path, world: int, act: Callable[[], object]) -> float:
+    """Seconds from *act* to the first common step of a new group of *world* workers; infinite after the limit."""
+    former = _group(folder, 2) | _group(folder, 3)
     began = time.time()
-    client.send_signal(signal.SIGINT)
-    client.communicate(timeout=LIMIT)
-    print(f"interrupt to the end of the call: {time.time() - began:.2f} s; left: {found.left(5.0)}", flush=True)
+    act()
+    try:
+        _wait(lambda: len(_group(folder, world) - former) == world)
+    except LateError:
+        return math.inf
+    return time.time() - began
+
+
+def _calls(found: Cluster, folder: Path, program: str) -> Figures:
+    """Seconds from the beginning of each of two calls to its first step."""
+    client = _client(found, folder, program, "2", "once")
+    try:
+        stdout, _ = client.communicate(timeout=2 * LIMIT)
+    except subprocess.TimeoutExpired:
+        client.kill()
+        stdout, _ = client.communicate()
+    calls = [list(map(float, line.split()[1:])) for line in stdout.splitlines() if line.startswith("call ")]
+    seconds = [stepped - began for began, _, stepped in calls] + [math.inf] * 2
+    return {"first call to its first step (s)": seconds[0], "second call to its first step (s)": seconds[1]}
+
+
+def _losses(found: Cluster, folder: Path, program: str) -> Figures:
+    """Seconds from each loss to the next step, and the number of workers that outlive the driver."""
+    client = _client(found, folder, program, "1", "runs")
+    figures: dict[str, float] = {}
+    try:
+        _wait(lambda: len(_group(folder, 3)) == 3)
+        for moment in MOMENTS:
+            time.sleep(moment)
+            victim = min(_group(folder, 3))
+            figures[f"worker killed {moment:g} s after the first step, to the next step (s)"] = _seconds_to_group(
+                folder,
+                3,
+                lambda victim=victim: os.kill(victim, signal.SIGKILL),  # type: ignore[misc]
+            )
+        figures["node lost, to the next step of two nodes (s)"] = _seconds_to_group(
+            folder, 2, lambda: found.remove("n2")
+        )
+        figures["node added, to the next step of three nodes (s)"] = _seconds_to_group(
+            folder, 3, lambda: found.add("n2")
+        )
+    except (LateError, ValueError, OSError) as error:
+        print(f"the rest is not measured: {error!r}", flush=True)
+    finally:
+        workers = _group(folder, 3) | _group(folder, 2)
+        client.kill()
+        client.communicate()
+    time.sleep(5.0)
+    figures["workers left 5 s after the driver's death"] = sum(os.path.exists(f"/proc/{pid}") for pid in workers)
+    return figures
+
+
+def _table(figures: Mapping[str, Figures]) -> None:
+    """Print a row for each figure: ours, the peer's, and the ratio."""
+    ours, peers = (figures.get(name, {}) for name in PROGRAMS)
+    for name, value in ours.items():
+        peer = peers.get(name, math.nan)
+        ratio = f"{value / peer:.2f}x" if peer and math.isfinite(value / peer) else "-"
+        print(f"{name}: {value:.2f}, {'Ray Train'} {peer:.2f}, ratio {ratio}", flush=True)
 
 
 def main() -> None:
@@ -108,9 +189,15 @@ def main() -> None:
     with cluster("n1", "n2", "n3") as found, tempfile.TemporaryDirectory(prefix="eb-") as folder:
         print(f"load of the machine: {os.getloadavg()[0]:.1f}, on {os.cpu_count()} CPUs", flush=True)
         for act in (_calls, _losses):
-            place = Path(folder, act.__name__)
-            place.mkdir()
-            act(found, place)
+            figures = {}
+            for name, program in PROGRAMS.items():
+                place = Path(folder, f"{act.__name__}-{name.replace(' ', '-')}")
+                place.mkdir()
+                figures[name] = act(found, place, program)
+                print(f"{name}: {dict(figures[name])}", flush=True)
+                if not figures[name] or math.inf in figures[name].values():
+                    print((place / "errors").read_text()[-1500:], flush=True)
+            _table(figures)
         print(f"load of the machine: {os.getloadavg()[0]:.1f}", flush=True)
 
 
