@@ -38,6 +38,7 @@ from elasticlib.remote._call_modules import CallModules
 from elasticlib.remote._node_reporter import NodeReporter
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
+from elasticlib.workers import StopRequest
 
 _CHUNK = 2**15
 _STREAMS = (1, 2)
@@ -192,6 +193,7 @@ class _Agent:
 
     def run(self) -> None:
         """Serve the client until it is gone, or has the last outcome."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         self._link.send(MAGIC)
         while self._stays or not self._has_served:
             frames = self._link.wait(self._ended)
@@ -207,6 +209,12 @@ class _Agent:
             for kind, data in frames:
                 self._take(kind, data)
                 self._conclude()
+
+    def _on_sigterm(self, *_: object) -> None:
+        if self._node is None:
+            # As without a handler: there is nothing to save.
+            os._exit(128 + signal.SIGTERM)
+        self._node.announce_end()
 
     def _take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame; one for a call that is over counts for nothing."""
@@ -291,6 +299,15 @@ class _Node:
     def _listen(self, record: records.Record) -> None:
         if isinstance(record, records.RoundStarted):
             self._world = record.world_size
+
+    def announce_end(self) -> None:
+        """Let the workers save and return: this machine is about to end, and the others go on without it."""
+        why = f"{host_name()} is about to end: its agent got SIGTERM"
+        if self._job is not None:
+            self._job.inbox.put(StopRequest(why, is_notice=True))
+        elif self._error is None:
+            self._error = SignalException(why, signal.SIGTERM)
+            self._on_end()
 
     def stop(self, grace: float | None) -> None:
         """Stop the workers, and wait for their end."""

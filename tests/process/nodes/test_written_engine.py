@@ -53,10 +53,10 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def client(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """A client whose workers wait for a file ``go``."""
     (tmp_path / "local.py").write_text(file_of_page())
-    (tmp_path / "client.py").write_text(CLIENT)
+    (tmp_path / "client.py").write_text(getattr(request, "param", CLIENT))
     process = subprocess.Popen(
         [sys.executable, "client.py", str(tmp_path)],
         cwd=tmp_path,
@@ -173,3 +173,42 @@ def test_status_stacks_and_output_of_all_nodes_are_the_clients(tmp_path: Path) -
     [seen] = [line.removeprefix("seen ") for line in done.stdout.splitlines() if line.startswith("seen ")] or [""]
     expected = ["running", [0.0, 1.0], [0, 1], [True, True], True, "succeeded", ["succeeded", "succeeded"]]
     assert expected == json.loads(seen or "0"), done.stderr
+
+
+SAVER = """
+import json, os, sys, time
+from elasticlib import LaunchConfig, elastic_launch, should_stop
+from local import Local
+
+def train(folder):
+    rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    should_stop()
+    with open(f"{folder}/new.{rank}", "w") as file: file.write(str(os.getpid()))
+    os.replace(f"{folder}/new.{rank}", f"{folder}/up.{rank}")
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.005)
+        if stop := should_stop():
+            with open(f"{folder}/saved.{rank}", "w") as file: file.write(stop.reason)
+            return "saved"
+    return restarts
+
+if __name__ == "__main__":
+    config = LaunchConfig(2, 2, nproc_per_node=1, max_restarts=0)
+    print(json.dumps(elastic_launch(config, train, on=Local(nodes=2))(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("client", [SAVER], indirect=True)
+def test_ranks_save_and_go_on_elsewhere_when_a_machine_is_about_to_end(
+    client: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    before = wait_for_workers(client, tmp_path)
+
+    os.kill(agents_of(client)[1], signal.SIGTERM)
+    wait_for_workers(client, tmp_path, before)
+    (tmp_path / "go").touch()
+    stdout, stderr = client.communicate(timeout=LIMIT)
+
+    assert {"0": "0", "1": "0"} == json.loads(stdout or "0"), stderr
+    assert 2 == len(list(tmp_path.glob("saved.*")))
+    assert all("is about to end" in path.read_text() for path in tmp_path.glob("saved.*"))
