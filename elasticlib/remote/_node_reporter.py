@@ -14,7 +14,7 @@ from elasticlib.engines import Kind, frame
 from elasticlib.errors import StartError
 from elasticlib.job import Job
 from elasticlib.processes import start_thread
-from elasticlib.remote._reports import Answer, NodeReport, Question
+from elasticlib.remote._node_reports import Answer, NodeReport, Question
 
 _LEAST_SECONDS = 0.5
 _NODES_A_SECOND = 100

@@ -51,7 +51,7 @@ from elasticlib.errors import ConfigError, SignalException, StartError
 from elasticlib.job import Results
 from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
-from elasticlib.remote._workers_of_nodes import Request, WorkersOfNodes
+from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, Inbox, StopRequest, interruption, parse_signals
 
@@ -291,7 +291,7 @@ class _Run:
         return self._unhandled.popleft() if self._unhandled else None
 
     def _handle(self, item: object) -> list[Action]:
-        if isinstance(item, Request) and self._placement is not None:
+        if isinstance(item, AgentRequest) and self._placement is not None:
             self._workers.send(item, self._living, self._placement.send)
         if not isinstance(item, _Received):
             return []

@@ -17,7 +17,7 @@ from elasticlib.engines import Kind, frame
 from elasticlib.errors import ConfigError
 from elasticlib.job import JobCourse, RankStatus
 from elasticlib.processes import wait_for_change
-from elasticlib.remote._reports import Answer, NodeReport, Question
+from elasticlib.remote._node_reports import Answer, NodeReport, Question
 from elasticlib.stacks import number_ranges
 from elasticlib.workers import Inbox
 
@@ -28,7 +28,7 @@ _STATES = ("stopping", "running", "starting", "waiting for ranks")
 
 
 @define(eq=False)
-class Request:
+class AgentRequest:
     """A question to the agents at some places, and their answers."""
 
     question: Question
@@ -53,7 +53,7 @@ class WorkersOfNodes:
         self._changed = threading.Condition()
         self._reports: dict[int, NodeReport] = {}
         """The last report of each node, by place."""
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, AgentRequest] = {}
         """Requests that wait for answers, by number."""
         self._numbers = count()
 
@@ -85,7 +85,7 @@ class WorkersOfNodes:
                     request.missing.discard(place)
             self._changed.notify_all()
 
-    def send(self, request: Request, living: Iterable[int], send: Callable[[int, bytes], None]) -> None:
+    def send(self, request: AgentRequest, living: Iterable[int], send: Callable[[int, bytes], None]) -> None:
         """Send the question of *request* to those agents that are *living*."""
         places = [each for each in living if request.places is None or each in request.places]
         with self._changed:
@@ -138,9 +138,9 @@ class WorkersOfNodes:
         known = number_ranges([each.rank for each in self.ranks()]) or "none"
         raise ConfigError(f"rank {rank} runs on no node now (ranks: {known})")
 
-    def _asked(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> Request:
+    def _asked(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> AgentRequest:
         """Return a request after all answers, or after *timeout* seconds."""
-        request = Request(Question(next(self._numbers), about, rank, timeout), places)
+        request = AgentRequest(Question(next(self._numbers), about, rank, timeout), places)
         with self._changed:
             self._requests[request.question.number] = request
             self._inbox.put(request, may_wait=True)

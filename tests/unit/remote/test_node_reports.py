@@ -12,8 +12,8 @@ import pytest
 from elasticlib.engines import FrameReader, Kind
 from elasticlib.errors import ConfigError
 from elasticlib.job import JobCourse, JobStatus, RankStatus
-from elasticlib.remote._reports import Answer, NodeReport, Question
-from elasticlib.remote._workers_of_nodes import Request, WorkersOfNodes
+from elasticlib.remote._node_reports import Answer, NodeReport, Question
+from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.workers import Inbox
 from tests.waiting import wait_until
 
@@ -69,7 +69,7 @@ def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
 
 
 def test_an_answer_keeps_the_ends_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticlib.remote._reports._MOST_CHARACTERS", 8)
+    monkeypatch.setattr("elasticlib.remote._node_reports._MOST_CHARACTERS", 8)
 
     assert {0: "cdef", 3: "x"} == Answer.unpacked(Answer(1, {0: "abcdef", 3: "x"}).packed()).texts
 
@@ -148,7 +148,7 @@ def sent(workers: WorkersOfNodes, inbox: Inbox, living: list[int]) -> dict[int, 
     requests: list[object] = []
     wait_until(lambda: bool(requests.extend(inbox.drain()) or requests), 10.0)
     [request] = requests
-    assert isinstance(request, Request)
+    assert isinstance(request, AgentRequest)
     questions: dict[int, Question] = {}
 
     def note(place: int, data: bytes) -> None:
