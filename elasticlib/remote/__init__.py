@@ -3,8 +3,8 @@ A call of `elastic_launch` on the machines of an engine: ``on=Ssh(["h1", "h2"])`
 
 `RemoteLaunch` is the client's side: it packs the call, runs the engine's placement, and carries out the decisions of
 `elasticlib.engines.Supervisor`. The module `_node` is the agent that the engine starts on each machine: it unpacks the
-call and launches one node. `_call` has the formats of their messages. `_node_reports` has those of the workers' status and
-of questions about them, which `_node_reporter` sends and `WorkersOfNodes` collects for `Job.status` and `Job.stacks`.
+call and launches one node. `_call` has the formats of their messages. `_node_reports` has those of the workers' status
+and of questions about them, which `_node_reporter` sends and `WorkersOfNodes` collects for `Job.status` and others.
 
 On a batch system, ``on=Slurm(nodes=4)``, client and nodes exchange files instead: `_slurm` describes how.
 """
