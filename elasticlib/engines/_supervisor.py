@@ -212,6 +212,37 @@ class _PlacedAgent:
         return self.state in _HAS_AGENT and event.agent == self.agent
 
 
+class _Replacements:
+    """The places that get another agent after a pause, by time."""
+
+    def __init__(self, places: Sequence[_PlacedAgent]) -> None:
+        self._places = places
+        self._planned: list[tuple[float, int]] = []
+        """Heap of (time, number of the place); one that waits no longer may still be in it."""
+
+    def plan(self, place: _PlacedAgent) -> None:
+        """Plan an agent for *place* at its `due`."""
+        heapq.heappush(self._planned, (place.due, place.number))
+
+    def pop_due(self, now: float) -> list[_PlacedAgent]:
+        """Return the places that get another agent *now*, in their order."""
+        due = []
+        while self.next_due() <= now:
+            due.append(heapq.heappop(self._planned)[1])
+        return [self._places[number] for number in sorted(due)]
+
+    def next_due(self) -> float:
+        """Return the time of the next replacement; infinite without one."""
+        while self._planned and not self._is_wanted():
+            heapq.heappop(self._planned)
+        return self._planned[0][0] if self._planned else math.inf
+
+    def _is_wanted(self) -> bool:
+        due, number = self._planned[0]
+        place = self._places[number]
+        return place.state is PlaceState.WAITING and place.due == due
+
+
 @define(eq=False)
 class Supervisor:
     """The decisions of one call; *now* is in monotonic seconds."""
@@ -221,8 +252,7 @@ class Supervisor:
     phase: CallPhase = CallPhase.RUNNING
     places: list[_PlacedAgent] = field(init=False)
     _by_state: _ByState = field(init=False)
-    _dues: list[tuple[float, int]] = field(init=False)
-    """Heap of (time, place) of the next replacements; a place that waits no longer may still be in it."""
+    _replacements: _Replacements = field(init=False)
     coordinator: int | None = None
     """Place whose agent hosts the rendezvous; None if that is open, or another program."""
     endpoint: str = ""
@@ -244,8 +274,9 @@ class Supervisor:
 
     def _make_places(self, losses: Sequence[int]) -> None:
         """Let an agent start at each place, with the *losses* of its former ones."""
-        self._by_state, self._dues = _ByState(len(losses)), []
+        self._by_state = _ByState(len(losses))
         self.places = [_PlacedAgent(number, self._by_state, losses=each) for number, each in enumerate(losses)]
+        self._replacements = _Replacements(self.places)
 
     # Inputs.
 
@@ -288,7 +319,7 @@ class Supervisor:
             return math.inf
         if self.phase is not CallPhase.RUNNING:
             return self._limit
-        return min(self._short_limit(), self._next_due())
+        return min(self._short_limit(), self._replacements.next_due())
 
     # Agents that start.
 
@@ -326,7 +357,7 @@ class Supervisor:
         place.losses = 1 if was_healthy else place.losses + 1
         if place.losses <= self.rules.replacements:
             place.state, place.due = PlaceState.WAITING, self.now + self._pause_after(place.losses)
-            heapq.heappush(self._dues, (place.due, place.number))
+            self._replacements.plan(place)
             return []
 
         place.state = PlaceState.GONE
@@ -438,28 +469,10 @@ class Supervisor:
                 f"{ready} of {self.rules.agents} agents are ready, and {least} are needed: no more of them "
                 f"were ready within {self.rules.start_timeout:g} s"
             )
-        due = self._pop_due()
-        for number in due:
-            place = self.places[number]
+        due = self._replacements.pop_due(self.now)
+        for place in due:
             place.state, place.agent, place.due = PlaceState.STARTING, place.agent + 1, math.inf
-        return [Replace(number) for number in due]
-
-    def _pop_due(self) -> list[int]:
-        """Return the places that get another agent now, in their order."""
-        due = []
-        while self._next_due() <= self.now:
-            due.append(heapq.heappop(self._dues)[1])
-        return sorted(due)
-
-    def _next_due(self) -> float:
-        """Return the time of the next replacement; infinite without one."""
-        while self._dues and not self._is_waiting(*self._dues[0]):
-            heapq.heappop(self._dues)
-        return self._dues[0][0] if self._dues else math.inf
-
-    def _is_waiting(self, due: float, number: int) -> bool:
-        place = self.places[number]
-        return place.state is PlaceState.WAITING and place.due == due
+        return [Replace(place.number) for place in due]
 
     def _short_limit(self) -> float:
         return math.inf if self._short_since is None else self._short_since + self.rules.start_timeout
