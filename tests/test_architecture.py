@@ -98,6 +98,7 @@ PURE = [
     "engines/_protocol.py",
     "engines/_supervisor.py",
     "engines/_kept_places.py",
+    "engines/_ray_decisions.py",
     "engines/_slurm_options.py",
     "engines/_slurm_script.py",
     "remote/_batch_decision.py",

@@ -36,6 +36,8 @@ class Kind(enum.IntEnum):
     """Seconds from SIGTERM to SIGKILL, as JSON: the agent stops its workers and ends."""
     ASK = 5
     """A question about the node's workers, as JSON; the agent sends an ANSWER."""
+    NOTICE = 6
+    """Why the machine of the agent will end and in how many seconds, as JSON: its workers save, and it leaves."""
     # To the client.
     UP = 11
     """The agent's address, as JSON."""

@@ -35,6 +35,10 @@ class PipedProgram:
             start_new_session=True,
         )
 
+    def node(self) -> str:
+        """Return Ray's id of this machine."""
+        return str(importlib.import_module("ray").get_runtime_context().get_node_id())
+
     def send(self, data: bytes) -> None:
         """Write *data* to the standard input; a program that has ended gets nothing."""
         assert self._process.stdin is not None

@@ -17,14 +17,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError as LateError
+from json import dumps
 from typing import Any
 
 from attrs import define, field, frozen
 
-from elasticlib._clock import monotonic
-from elasticlib.engines._agent_frames import FrameReader, event_of
+from elasticlib._clock import monotonic, wall_time
+from elasticlib.engines._agent_frames import FrameReader, Kind, event_of, frame
 from elasticlib.engines._protocol import AgentCommand, AgentLost, EngineEvent
 from elasticlib.engines._ray_actor import PipedProgram
+from elasticlib.engines._ray_decisions import DrainWatch, waiting_text
 from elasticlib.errors import StartError
 
 _log = logging.getLogger("elasticlib")
@@ -36,6 +38,8 @@ _SERVER_START = 60.0
 """Seconds for the start of the rendezvous' server."""
 _LARGE = 2**17
 """Number of bytes from which on a frame is sent to each machine once, not to each agent."""
+_LOOK = 1.0
+"""Seconds between two looks for nodes that drain."""
 _REMIND = 10.0
 """Seconds without any agent after which a warning says for what Ray waits."""
 
@@ -159,6 +163,8 @@ class _Agent:
     number: int
     actor: Any
     reader: FrameReader = field(factory=lambda: FrameReader(greeted=True))
+    node: str = ""
+    """Ray's id of its machine, once it has started there."""
     address: str = ""
     is_open: bool = True
 
@@ -182,7 +188,10 @@ class RayPlacement:
         """Held while agents are replaced or lost."""
         self._remind_at: float | None = monotonic() + _REMIND
         self._is_closed = False
+        self._ends = threading.Event()
+        """Set at the end, for the thread that looks for draining nodes."""
         self._agents = [self._started(place, 0) for place in range(len(places.bundles))]
+        threading.Thread(target=self._watch_drains, name="elasticlib-ray-drains", daemon=True).start()
 
     def depend_on(self, server: RendezvousServer) -> None:
         """Let the job end with an error when *server* ends."""
@@ -236,6 +245,7 @@ class RayPlacement:
             was_closed, self._is_closed = self._is_closed, True
             if was_closed:
                 return
+            self._ends.set()
             for agent in self._agents:
                 self._kill(agent)
         self._arrived.put(list)
@@ -247,6 +257,7 @@ class RayPlacement:
 
     def _started(self, place: int, number: int) -> _Agent:
         agent = _Agent(place, number, self._places.started(place, self._command))
+        _node_of(agent.actor).add_done_callback(lambda future: _note_node(agent, future))
         _send(agent.actor, self._argument(self._command.payload))
         self._read(agent)
         return agent
@@ -294,15 +305,53 @@ class RayPlacement:
         if self._remind_at is None or monotonic() < self._remind_at:
             return
         self._remind_at = None
-        free = {name: count for name, count in ray_module().available_resources().items() if ":" not in name}
         _log.warning(
-            "Ray has not placed the agents after %g s: each of the %d bundles %s needs a node of its own; free in the "
-            "whole cluster: %s",
-            _REMIND,
-            len(self._places.bundles),
-            dict(self._places.bundles[0]),
-            free,
+            "%s",
+            waiting_text(
+                _state_of(self._places.group),
+                self._places.bundles,
+                ray_module().available_resources(),
+                _REMIND,
+            ),
         )
+
+    # Nodes that drain.
+
+    def _watch_drains(self) -> None:
+        """Send a notice to the agents of draining nodes, until the end."""
+        watch = DrainWatch()
+        while not self._ends.wait(_LOOK):
+            draining = _draining_nodes()
+            with self._lock:
+                nodes = {(each.place, each.number): each.node for each in self._agents if each.is_open and each.node}
+                for notice in watch.notices(nodes, draining, wall_time()):
+                    content = dumps({"why": notice.why, "seconds": notice.seconds}).encode()
+                    self.send(notice.place, frame(Kind.NOTICE, content))
+
+
+def _node_of(actor: Any) -> Future[str]:
+    future: Future[str] = actor.node.options(concurrency_group="input").remote().future()
+    return future
+
+
+def _note_node(agent: _Agent, future: Future[str]) -> None:
+    # Without it the agent is lost, which its read reports.
+    if future.exception() is None:
+        agent.node = future.result()
+
+
+def _draining_nodes() -> dict[str, int]:
+    """Return the times of the ends of draining nodes, by their ids; none while Ray is out of reach."""
+    with contextlib.suppress(Exception):
+        return dict(ray_module("ray._private.state").state.get_draining_nodes())
+    return {}
+
+
+def _state_of(group: Any) -> str:
+    """Return the state of a placement group; "" if Ray does not say."""
+    with contextlib.suppress(Exception):
+        return str(ray_module("ray.util").placement_group_table(group)["state"])
+    return ""
 
 
 def _raise_server_lost(future: Future[bytes | str]) -> list[EngineEvent]:

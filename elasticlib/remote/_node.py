@@ -186,6 +186,8 @@ class _Agent:
         self._output = _Output(link.send)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         self._modules = CallModules()
+        self._notice = b""
+        """The notice of this machine's end, for this call and the later ones."""
         self._node: _Node | None = None
         self._has_served = False
         self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -214,15 +216,21 @@ class _Agent:
         if self._node is None:
             # As without a handler: there is nothing to save.
             os._exit(128 + signal.SIGTERM)
-        self._node.announce_end()
+        why = f"{host_name()} is about to end: its agent got SIGTERM"
+        self._take(Kind.NOTICE, dumps({"why": why, "seconds": None}).encode())
 
     def _take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame; one for a call that is over counts for nothing."""
         if kind is Kind.CALL and self._node is None:
             self._link.send(frame(Kind.UP, dumps({"address": _free_endpoint(self._machine.address)}).encode()))
-            self._node = _Node(self._machine, self._modules, self._link.send, lambda: os.eventfd_write(self._ended, 1))
+            self._node = _Node(self._machine, self._modules, self._link.send, self._note_end, self._notice)
+        if kind is Kind.NOTICE:
+            self._notice = data
         if self._node is not None:
             self._node.take(kind, data)
+
+    def _note_end(self) -> None:
+        os.eventfd_write(self._ended, 1)
 
     def _conclude(self) -> None:
         """Send the outcome of the present call, if it is over."""
@@ -244,9 +252,16 @@ class _Node:
     """One call: its node is launched as soon as the client has sent the job's settings."""
 
     def __init__(
-        self, machine: _Machine, modules: CallModules, send: Callable[[bytes], None], on_end: Callable[[], None]
+        self,
+        machine: _Machine,
+        modules: CallModules,
+        send: Callable[[bytes], None],
+        on_end: Callable[[], None],
+        notice: bytes,
     ) -> None:
         self._machine, self._modules, self._send, self._on_end = machine, modules, send, on_end
+        self._notice = notice
+        """A notice of the machine's end from before the job, which gets it at its beginning."""
         self._call: Call | None = None
         self._job: Job | None = None
         self._reporter: NodeReporter | None = None
@@ -264,6 +279,7 @@ class _Node:
             Kind.BEGIN: self._on_begin,
             Kind.STOP: self._on_stop,
             Kind.ASK: self._on_question,
+            Kind.NOTICE: self._on_notice,
         }
         action = actions.get(kind)
         if action is None or self.is_over():
@@ -288,6 +304,8 @@ class _Node:
         job.when_done(self._on_end)
         self._job = job.begin()
         self._reporter = NodeReporter(job, self._send, settings.max_nodes)
+        if self._notice:
+            self._on_notice(self._notice)
 
     def _on_question(self, data: bytes) -> None:
         if self._reporter is not None:
@@ -296,18 +314,17 @@ class _Node:
     def _on_stop(self, data: bytes) -> None:
         self.stop(seconds(parse(data), 0))
 
+    def _on_notice(self, data: bytes) -> None:
+        if self._job is None:
+            self._notice = data
+            return
+        said = parse(data)
+        left = None if said["seconds"] is None else seconds(said["seconds"], 0)
+        self._job.inbox.put(StopRequest(str(said["why"]), left, is_notice=True))
+
     def _listen(self, record: records.Record) -> None:
         if isinstance(record, records.RoundStarted):
             self._world = record.world_size
-
-    def announce_end(self) -> None:
-        """Let the workers save and return: this machine is about to end, and the others go on without it."""
-        why = f"{host_name()} is about to end: its agent got SIGTERM"
-        if self._job is not None:
-            self._job.inbox.put(StopRequest(why, is_notice=True))
-        elif self._error is None:
-            self._error = SignalException(why, signal.SIGTERM)
-            self._on_end()
 
     def stop(self, grace: float | None) -> None:
         """Stop the workers, and wait for their end."""

@@ -26,8 +26,14 @@ LIMIT = 120.0
 TRIES = 3
 """Ray itself ends a node whose helpers are not up within 15 s, as on a busy machine: then the cluster starts again."""
 _PROGRAM = """
-import sys
+import sys, time
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+def drain(node):
+    reason, deadline = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), int(time.time() + 600) * 1000
+    return GcsClient(address=cluster.address).drain_node(node.node_id, reason, "the machine is reclaimed", deadline)
 
 settings = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 head = {**settings, "num_cpus": 0, "include_dashboard": False}
@@ -38,6 +44,8 @@ for line in sys.stdin:
     action, name = line.split()
     if action == "add":
         nodes[name] = cluster.add_node(**settings)
+    elif action == "drain":
+        assert drain(nodes[name])[0]
     else:
         cluster.remove_node(nodes.pop(name), allow_graceful=False)
     print(name, flush=True)
@@ -66,6 +74,10 @@ class Cluster:
     def remove(self, name: str) -> None:
         """Kill a node's raylet, as the loss of a machine does."""
         _ask(self._process, f"remove {name}")
+
+    def drain(self, name: str) -> None:
+        """Announce the end of a node, as an autoscaler does before it takes a machine away."""
+        _ask(self._process, f"drain {name}")
 
     def left(self, seconds: float) -> list[str]:
         """Command lines of processes of jobs that are alive after *seconds*."""
