@@ -128,3 +128,12 @@ def test_host_that_is_down_is_one_clear_error(cluster: Cluster) -> None:
     assert error.startswith("host m2: ssh: connect to host m2 port 22: ")
     print(f"host down: {seconds:.2f} s, with Python's start {time.monotonic() - began:.2f} s: {error}")
     assert [] == cluster.left(5.0)
+
+
+def test_with_block_keeps_the_connections(cluster: Cluster) -> None:
+    last, everything = outcome(cluster.client("twice"))
+
+    first, second = json.loads(last)
+    assert (4, first) == (len(first), second), everything
+    assert 2 == len({*first})
+    assert [] == cluster.left(5.0)
