@@ -3,7 +3,8 @@ Engines: programs that place one agent on each node, such as Slurm, Kubernetes a
 
 `Ssh` and `Ray` start agents for ``elastic_launch(config, train, on=Ssh(["h1", "h2"]))``. `Slurm` submits such a call as
 a job (`elasticlib.remote` has it, `_slurm_script` its text and `_slurm_jobs` its commands). `Engine` and `Placement`
-are the protocol that another engine follows; `Supervisor` decides what is done about its agents.
+are the protocol that another engine follows; `Supervisor` decides what is done about its agents. The base class
+`KeepsAgents` gives an engine a ``with`` block, whose agents serve several calls.
 
 For jobs that an engine has started on its own:
 
@@ -38,6 +39,7 @@ if typing.TYPE_CHECKING:
         filling as filling,
         with_all_nodes as with_all_nodes,
     )
+    from elasticlib.engines._kept_agents import KeepsAgents as KeepsAgents
     from elasticlib.engines._kubernetes import (
         MANIFEST_KINDS as MANIFEST_KINDS,
         PodSettings as PodSettings,
@@ -110,6 +112,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._placement": "ENGINES EngineContext engine_context is_shared_step scheduler_index",
         "elasticlib.engines._filling": "Filling ending filling with_all_nodes",
         "elasticlib.engines._agent_frames": "FrameReader Kind LARGEST MAGIC event_of frame",
+        "elasticlib.engines._kept_agents": "KeepsAgents",
         "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (

@@ -8,6 +8,7 @@ sees an ordinary placement.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from types import TracebackType
@@ -18,6 +19,8 @@ from typing_extensions import Self
 from elasticlib.engines._kept_places import KeptPlaces, Renewed
 from elasticlib.engines._protocol import AgentCommand, EngineEvent, Placement
 from elasticlib.errors import ConfigError, StartError
+
+_log = logging.getLogger("elasticlib")
 
 _STAYS = "--stays"
 """Option of an agent that waits for another call after its result."""
@@ -127,6 +130,9 @@ class _Group:
         try:
             self._placement.stop()
             self._all_ended.wait(_END_SECONDS)
+        # The engine may be out of reach, and with it the agents.
+        except Exception as error:
+            _log.debug("agents are ended at once: %s", error)
         finally:
             self._is_over = True
             self._placement.close()

@@ -10,8 +10,16 @@ import pytest
 from attrs import define, field
 
 from elasticlib import LaunchConfig, StartError, elastic_launch
-from elasticlib.engines import AgentCommand, AgentLost, AgentResult, AgentUp, EngineEvent, FrameReader, Kind
-from elasticlib.engines._kept_agents import KeepsAgents
+from elasticlib.engines import (
+    AgentCommand,
+    AgentLost,
+    AgentResult,
+    AgentUp,
+    EngineEvent,
+    FrameReader,
+    KeepsAgents,
+    Kind,
+)
 from elasticlib.errors import ConfigError, SignalException
 from elasticlib.remote._call import pack_error, pack_results
 
