@@ -143,12 +143,15 @@ def table(rows: list[Row]) -> str:
     """The rows as two tables in markdown: operations and bytes of each phase, and the longest values."""
     phases = [*rows[0].costs]
     costs = [("nodes", "coordinator", *(f"{phase}: {what}" for phase in phases for what in ("operations", "bytes")))]
-    sizes = [("nodes", "coordinator", "letter", "value", "document", "in etcd", "end, simulated s", "computed s")]
+    sizes = [
+        ("nodes", "coordinator", "letter", "value", "document", "in etcd", "loss, simulated s", "end", "computed s")
+    ]
     for row in rows:
         figures = (f"{figure:,.1f}" for cost in row.costs.values() for figure in (cost.operations, cost.bytes))
         costs.append((f"{row.nodes:,}", row.coordinator, *figures))
         longest = (f"{size:,}" for size in (row.envelope, row.value, row.document, row.packed))
-        sizes.append((f"{row.nodes:,}", row.coordinator, *longest, f"{row.seconds['end']:.2f}", f"{row.computed:.1f}"))
+        seconds = (f"{each:.2f}" for each in (row.seconds["after a loss"], row.seconds["end"], row.computed))
+        sizes.append((f"{row.nodes:,}", row.coordinator, *longest, *seconds))
     return "\n\n".join(map(_markdown, (costs, sizes)))
 
 

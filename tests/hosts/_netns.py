@@ -93,6 +93,12 @@ class Host:
             rows += [line.split() for line in text.splitlines()[1:]]
         return sum(row[3] == _ESTABLISHED and int(row[2].rpartition(":")[2], 16) == port for row in rows)
 
+    def loopback_bytes(self) -> int:
+        """How many bytes its processes have sent to each other."""
+        text = Path(f"/proc/{self._holder.pid}/net/dev").read_text()
+        [line] = [line for line in text.splitlines() if line.strip().startswith("lo:")]
+        return int(line.partition(":")[2].split()[8])
+
     def cut(self) -> None:
         """Take the link away: what is sent is lost, and nobody is told."""
         _ip(self._switch, f"link set {self._port} down")

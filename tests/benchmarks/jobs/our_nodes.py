@@ -2,7 +2,8 @@
 Several nodes of a job in one process, each with a member and connections of its own.
 
 Usage: ``python -m tests.benchmarks.jobs.our_nodes ENDPOINT TOTAL FIRST COUNT [BACKEND [HEARTBEAT]]``: nodes FIRST to
-FIRST + COUNT - 1 of TOTAL; with COUNT 0 the process coordinates, and hosts the store unless that is an etcd. Each line
+FIRST + COUNT - 1 of TOTAL; with COUNT 0 the process coordinates, and hosts the store unless that is an etcd; with the
+BACKEND ``served`` it hosts a server of jobs, and with ``file`` all share the FileStore at the path ENDPOINT. Each line
 on stdin is a command, and a line on stdout answers it: ``connect``; ``form``: all ask for the first round; ``again
 NODE``: a worker of node NODE fails, and all that are told so ask for the next round; ``write WORKERS LENGTH``: make
 what so many workers of every node say as they fail, each a message and a traceback of that length; ``fail``: they all
@@ -11,6 +12,7 @@ when the first asked, when the last was in (or knew how the job ended), all rank
 and after the end), and the fewest characters of the root cause that any node was told.
 """
 
+import contextlib
 import json
 import random
 import selectors
@@ -18,7 +20,9 @@ import sys
 import time
 
 import torch.distributed  # noqa: F401  (its import is no part of what is timed)
+from attrs import evolve
 
+from elasticlib.rendezvous import serve
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
@@ -59,15 +63,7 @@ class Nodes:
     def connect(self) -> list[tuple[float, int]]:
         """Seek the job; when each was in contact with it, and its number."""
         for number in self._numbers:
-            backend = backend_of(self._job)
-            member = NodeClient(
-                backend.dial,
-                f"node{number}/1-{number:08x}",
-                BoundNodeInfo(),
-                run_id=self._job.run_id,
-                terms=self._job.terms,
-                limits=Limits(),
-            ).start()
+            member = self._member(number)
             self._members[number] = member
             self._selector.register(member.fileno(), selectors.EVENT_READ, member)
         numbers = {member: number for number, member in self._members.items()}
@@ -78,6 +74,25 @@ class Nodes:
                 if number not in found and member._session.contact.met:
                     found[number] = time.monotonic()
         return [(at, number) for number, at in found.items()]
+
+    def _member(self, number: int) -> NodeClient:
+        """The part of one node, which is a host of nothing."""
+        name = f"node{number}/1-{number:08x}"
+        if self._job.backend in ("served", "static"):  # these need more of a node than its connection
+            is_static = self._job.backend == "static"
+            place = {"node_rank": number} if is_static else {"backend": "c10d"}
+            runtime = NodeRuntime(evolve(self._job, node=name, is_host=False, **place))
+            runtime.start()
+            return runtime.member
+        backend = backend_of(self._job)
+        return NodeClient(
+            backend.dial,
+            name,
+            BoundNodeInfo(),
+            run_id=self._job.run_id,
+            terms=self._job.terms,
+            limits=Limits(),
+        ).start()
 
     def form(self) -> list[tuple[float, int]]:
         """All ask for ranks; when each had it, and its rank."""
@@ -171,26 +186,45 @@ def main() -> None:
     sys.setswitchinterval(_SWITCH)
     endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:5])
     backend_name, heartbeat = [*sys.argv[5:], *("c10d", "10")[len(sys.argv) - 5 :]]
+    is_host = count == 0
     job = NodeJob(
         run_id="forming",
         node=f"host/1-{first:08x}",
-        backend=backend_name,
+        backend="c10d" if backend_name == "file" else backend_name,
+        store_type="file" if backend_name == "file" else "tcp",
         endpoint=endpoint,
         min_nodes=total,
         max_nodes=total,
-        is_host=count == 0 if backend_name == "c10d" else None,
+        node_rank=0 if backend_name == "static" else None,
+        is_host=is_host if backend_name in ("c10d", "static") else None,
         heartbeat=float(heartbeat),
     )
-    runtime = None
-    if count == 0 and backend_name != "c10d":
+    with contextlib.ExitStack() as stack:
+        kept = _coordinate(job, stack) if is_host else None
+        _answer(Nodes(job, first, count))
+        del kept
+
+
+def _coordinate(job: NodeJob, stack: contextlib.ExitStack) -> object:
+    """Coordinate *job*, and host what its nodes need; return what ends when nobody refers to it."""
+    if job.backend == "served":
+        host, _, port = job.endpoint.rpartition(":")
+        return stack.enter_context(serve(int(port), host))
+    if job.backend == "etcd":
         runtime = NodeRuntime(job)
         runtime.start()
-    elif count == 0:
-        backend = C10dBackend(job)
-        backend.serve(time.monotonic() + 60)
-        host = CoordinatorHost(backend.dial(10.0), job.rules, run_id=job.run_id, name=job.node)
-        host.start()
-    nodes = Nodes(job, first, count)
+        stack.callback(runtime.close, 0.0)
+        return runtime
+
+    backend = C10dBackend(job)
+    backend.serve(time.monotonic() + 60)
+    coordinator = CoordinatorHost(backend.dial(10.0), job.rules, run_id=job.run_id, name=job.node)
+    coordinator.start()
+    return backend, coordinator
+
+
+def _answer(nodes: Nodes) -> None:
+    """Do what stdin says until it ends."""
     for line in sys.stdin:
         began = time.monotonic()
         found: list[tuple[float, int]] = []
@@ -213,8 +247,6 @@ def main() -> None:
         }
         print(json.dumps(answer), flush=True)
     nodes.close()
-    if runtime is not None:
-        runtime.close(0.0)
 
 
 if __name__ == "__main__":
