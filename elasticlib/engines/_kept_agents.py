@@ -16,7 +16,7 @@ from types import TracebackType
 from attrs import evolve
 from typing_extensions import Self
 
-from elasticlib.engines._kept_places import KeptPlaces, Renewed
+from elasticlib.engines._kept_places import AgentRenewal, KeptPlaces
 from elasticlib.engines._protocol import AgentCommand, EngineEvent, Placement
 from elasticlib.errors import ConfigError, StartError
 
@@ -178,7 +178,7 @@ class _Group:
                 self._placement.replace(place)
                 self._placement.send(place, payload)
 
-    def _renew(self, places: list[Renewed]) -> None:
+    def _renew(self, places: list[AgentRenewal]) -> None:
         for each in places:
             self._placement.replace(each.place)
 
@@ -204,13 +204,13 @@ class _Group:
             if call is None or self._failure is not None:
                 return
             for each in found:
-                if isinstance(each, Renewed):
+                if isinstance(each, AgentRenewal):
                     self._renew([each])
                     self._placement.send(each.place, call.payload)
 
         # Without the lock: this waits while the call reads slowly.
         for each in found:
-            if not isinstance(each, Renewed):
+            if not isinstance(each, AgentRenewal):
                 call.put(each)
 
     def _end_call(self, error: Exception) -> None:

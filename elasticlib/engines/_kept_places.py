@@ -38,7 +38,7 @@ _AT_CALL = frozenset({KeptState.CALLED, KeptState.SERVING})
 
 
 @define
-class _Place:
+class _KeptPlace:
     """One place, and its present agent."""
 
     state: KeptState = KeptState.IDLE
@@ -49,7 +49,7 @@ class _Place:
 
 
 @frozen
-class Renewed:
+class AgentRenewal:
     """Result of an event: the engine must start another agent at *place*, and send it the call."""
 
     place: int
@@ -59,29 +59,29 @@ class KeptPlaces:
     """The places of an engine's agents, which stay from call to call."""
 
     def __init__(self, count: int) -> None:
-        self._places = [_Place() for _ in range(count)]
+        self._places = [_KeptPlace() for _ in range(count)]
 
     # Calls.
 
-    def begin_call(self) -> list[Renewed]:
+    def begin_call(self) -> list[AgentRenewal]:
         """Begin a call: all agents get it, after those at the returned places were renewed."""
         renewed = []
         for number, place in enumerate(self._places):
             is_lost = place.state is KeptState.LOST
             if is_lost:
                 place.agent += 1
-                renewed.append(Renewed(number))
+                renewed.append(AgentRenewal(number))
             place.state = KeptState.SERVING if is_lost else KeptState.CALLED
             place.first = place.agent
         return renewed
 
-    def end_call(self) -> list[Renewed]:
+    def end_call(self) -> list[AgentRenewal]:
         """End the call: only agents that are idle can serve another one, and the others must be renewed."""
         renewed = [number for number, place in enumerate(self._places) if place.state is not KeptState.IDLE]
         for number in renewed:
             self._places[number].agent += 1
             self._places[number].state = KeptState.IDLE
-        return [Renewed(number) for number in renewed]
+        return [AgentRenewal(number) for number in renewed]
 
     def replace(self, place: int) -> None:
         """Note that the client has another agent started at *place*, which gets the call."""
@@ -98,7 +98,7 @@ class KeptPlaces:
 
     # Events.
 
-    def handle(self, event: EngineEvent) -> Sequence[EngineEvent | Renewed]:
+    def handle(self, event: EngineEvent) -> Sequence[EngineEvent | AgentRenewal]:
         """Return what the call learns from *event* of the engine, or the place that must be renewed."""
         place = self._places[event.place]
         if event.agent != place.agent:
@@ -117,7 +117,7 @@ class KeptPlaces:
                 return [reported, AgentLost(event.place, "it waits for the next call", reported.agent)]
         return [reported]
 
-    def _on_lost(self, event: AgentLost, place: _Place) -> Sequence[EngineEvent | Renewed]:
+    def _on_lost(self, event: AgentLost, place: _KeptPlace) -> Sequence[EngineEvent | AgentRenewal]:
         former, place.state = place.state, KeptState.LOST
         match former:
             case KeptState.SERVING:
@@ -125,6 +125,6 @@ class KeptPlaces:
             case KeptState.CALLED:
                 place.agent += 1
                 place.first, place.state = place.agent, KeptState.SERVING
-                return [Renewed(event.place)]
+                return [AgentRenewal(event.place)]
             case _:
                 return []

@@ -156,7 +156,7 @@ class AgentPlaces:
 
 
 @define(eq=False)
-class _Agent:
+class _RayAgent:
     """One actor, and the program in it."""
 
     place: int
@@ -255,31 +255,31 @@ class RayPlacement:
 
     # Actors.
 
-    def _started(self, place: int, number: int) -> _Agent:
-        agent = _Agent(place, number, self._places.started(place, self._command))
+    def _started(self, place: int, number: int) -> _RayAgent:
+        agent = _RayAgent(place, number, self._places.started(place, self._command))
         _node_of(agent.actor).add_done_callback(lambda future: _note_node(agent, future))
         _send(agent.actor, self._argument(self._command.payload))
         self._read(agent)
         return agent
 
-    def _kill(self, agent: _Agent) -> None:
+    def _kill(self, agent: _RayAgent) -> None:
         """End the actor of *agent*; also one that has ended its program still has a bundle."""
         with contextlib.suppress(Exception):
             ray_module().kill(agent.actor)
         lost = self._lose(agent, "it was ended")
         self._arrived.put(lambda: lost)
 
-    def _lose(self, agent: _Agent, why: str) -> list[EngineEvent]:
+    def _lose(self, agent: _RayAgent, why: str) -> list[EngineEvent]:
         with self._lock:
             was_open, agent.is_open = agent.is_open, False
         return [agent.lost(why)] if was_open else []
 
-    def _read(self, agent: _Agent) -> None:
+    def _read(self, agent: _RayAgent) -> None:
         _reading(agent.actor).add_done_callback(
             lambda future: self._arrived.put(lambda: self._received(agent, future)),
         )
 
-    def _received(self, agent: _Agent, future: Future[bytes | str]) -> list[EngineEvent]:
+    def _received(self, agent: _RayAgent, future: Future[bytes | str]) -> list[EngineEvent]:
         """Return the events in the bytes of an agent, and read on."""
         self._remind_at = None
         if not agent.is_open:
@@ -334,7 +334,7 @@ def _node_of(actor: Any) -> Future[str]:
     return future
 
 
-def _note_node(agent: _Agent, future: Future[str]) -> None:
+def _note_node(agent: _RayAgent, future: Future[str]) -> None:
     # Without it the agent is lost, which its read reports.
     if future.exception() is None:
         agent.node = future.result()

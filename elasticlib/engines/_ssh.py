@@ -140,7 +140,7 @@ def _hosts_of(hosts: Sequence[str] | str | os.PathLike[str]) -> tuple[SshHost, .
 
 
 @define(eq=False)
-class _Agent:
+class _SshAgent:
     """One ssh process."""
 
     place: int
@@ -179,7 +179,7 @@ class SshPlacement:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._agents: list[_Agent] = []
+        self._agents: list[_SshAgent] = []
         self._is_closed = False
         try:
             for place in range(len(hosts)):
@@ -246,7 +246,7 @@ class SshPlacement:
 
     # Processes.
 
-    def _started(self, place: int, number: int) -> _Agent:
+    def _started(self, place: int, number: int) -> _SshAgent:
         host = self._hosts[place]
         pipe = subprocess.PIPE
         line = self._engine.line(host, self._command)
@@ -256,7 +256,7 @@ class SshPlacement:
         except OSError as error:
             raise StartError(f"host {host}: cannot start ssh: {error.strerror}") from error
 
-        agent = _Agent(place, number, host, process, bytearray(self._command.payload))
+        agent = _SshAgent(place, number, host, process, bytearray(self._command.payload))
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
@@ -265,7 +265,7 @@ class SshPlacement:
         self._watch(agent, process.stdin, selectors.EVENT_WRITE)
         return agent
 
-    def _watch(self, agent: _Agent, stream: IO[bytes] | None, events: int) -> None:
+    def _watch(self, agent: _SshAgent, stream: IO[bytes] | None, events: int) -> None:
         assert stream is not None
         self._selector.register(stream, events, agent)
 
@@ -276,7 +276,7 @@ class SshPlacement:
             with contextlib.suppress(OSError):
                 stream.close()
 
-    def _end(self, agent: _Agent) -> None:
+    def _end(self, agent: _SshAgent) -> None:
         """End the ssh process of *agent*, and report that."""
         if not agent.is_open:
             return
@@ -349,7 +349,7 @@ class SshPlacement:
                 self._set_watched(agent, agent.process.stdin, selectors.EVENT_WRITE, bool(agent.unsent))
                 self._set_watched(agent, agent.process.stdout, selectors.EVENT_READ, reads)
 
-    def _set_watched(self, agent: _Agent, stream: IO[bytes] | None, events: int, is_watched: bool) -> None:
+    def _set_watched(self, agent: _SshAgent, stream: IO[bytes] | None, events: int, is_watched: bool) -> None:
         if stream is None or stream.closed:
             return
         is_known = stream in self._selector.get_map()
@@ -358,7 +358,7 @@ class SshPlacement:
         elif is_known and not is_watched:
             self._selector.unregister(stream)
 
-    def _serve(self, agent: _Agent, stream: object) -> None:
+    def _serve(self, agent: _SshAgent, stream: object) -> None:
         if stream is agent.process.stdin:
             self._write(agent)
         elif stream is agent.process.stderr:
@@ -366,7 +366,7 @@ class SshPlacement:
         else:
             self._read(agent)
 
-    def _write(self, agent: _Agent) -> None:
+    def _write(self, agent: _SshAgent) -> None:
         assert agent.process.stdin is not None
         try:
             sent = os.write(agent.process.stdin.fileno(), memoryview(agent.unsent)[:_CHUNK])
@@ -379,7 +379,7 @@ class SshPlacement:
             return
         del agent.unsent[:sent]
 
-    def _read_messages(self, agent: _Agent) -> None:
+    def _read_messages(self, agent: _SshAgent) -> None:
         assert agent.process.stderr is not None
         data = _read_some(agent.process.stderr)
         if data == b"":
@@ -387,7 +387,7 @@ class SshPlacement:
         text = (data or b"").decode(errors="replace")
         agent.messages.extend(lines(line).strip()[:300] for line in text.splitlines() if line.strip())
 
-    def _read(self, agent: _Agent) -> None:
+    def _read(self, agent: _SshAgent) -> None:
         assert agent.process.stdout is not None
         data = _read_some(agent.process.stdout)
         if data is None:

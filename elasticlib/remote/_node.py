@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
 
     machine = _Machine(options.address or _address(), options.workers)
-    _Agent(_ClientLink(options.lease), machine, stays=options.stays).run()
+    _AgentProgram(_ClientLink(options.lease), machine, stays=options.stays).run()
     os._exit(0)
 
 
@@ -178,7 +178,7 @@ class _Machine:
     """Number of workers if the call's is "auto"; 0: the launch's own."""
 
 
-class _Agent:
+class _AgentProgram:
     """This program: it serves one call of the client or, if it *stays*, one after another."""
 
     def __init__(self, link: _ClientLink, machine: _Machine, *, stays: bool) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from elasticlib.engines import AgentLost, AgentOutput, AgentResult, AgentUp, EngineEvent
-from elasticlib.engines._kept_places import KeptPlaces, Renewed
+from elasticlib.engines._kept_places import AgentRenewal, KeptPlaces
 
 UP, OUTPUT, RESULT, LOST = AgentUp(0, "h:1"), AgentOutput(0, b"\x01a"), AgentResult(0, b"r"), AgentLost(0, "gone")
 IDLE_AGAIN = AgentLost(0, "it waits for the next call")
-AGAIN = Renewed(0)
+AGAIN = AgentRenewal(0)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_events_of_a_call(before: list[EngineEvent], event: EngineEvent, expecte
     ids=str,
 )
 def test_agents_that_have_not_ended_a_call_are_replaced(
-    events: list[EngineEvent], at_end: list[Renewed], at_next: list[Renewed]
+    events: list[EngineEvent], at_end: list[AgentRenewal], at_next: list[AgentRenewal]
 ) -> None:
     places = KeptPlaces(1)
     places.begin_call()
