@@ -49,6 +49,11 @@ def ray_module(name: str = "ray") -> Any:
     return importlib.import_module(name)
 
 
+def is_connected() -> bool:
+    """Return True if this program is connected to a cluster; many calls of Ray would connect it again."""
+    return bool(ray_module().is_initialized())
+
+
 @functools.cache
 def _actor_class() -> Any:
     # One thread for each direction: writes stay in order, and a read that waits holds none of them up.
@@ -93,7 +98,8 @@ class RendezvousServer:
         """End the server."""
         # Ray may be gone, and the server with it.
         with contextlib.suppress(Exception):
-            ray_module().kill(self._actor)
+            if is_connected():
+                ray_module().kill(self._actor)
 
 
 def ray_job() -> str:
@@ -236,7 +242,7 @@ class RayPlacement:
         """End the standard input of all agents, once all before is sent."""
         with self._lock:
             for agent in self._agents:
-                if agent.is_open:
+                if agent.is_open and is_connected():
                     agent.actor.end_input.options(concurrency_group="input").remote()
 
     def close(self) -> None:
@@ -251,7 +257,8 @@ class RayPlacement:
         self._arrived.put(list)
         # Ray itself may be gone.
         with contextlib.suppress(Exception):
-            self._on_close()
+            if is_connected():
+                self._on_close()
 
     # Actors.
 
@@ -265,7 +272,8 @@ class RayPlacement:
     def _kill(self, agent: _RayAgent) -> None:
         """End the actor of *agent*; also one that has ended its program still has a bundle."""
         with contextlib.suppress(Exception):
-            ray_module().kill(agent.actor)
+            if is_connected():
+                ray_module().kill(agent.actor)
         lost = self._lose(agent, "it was ended")
         self._arrived.put(lambda: lost)
 
@@ -343,6 +351,8 @@ def _note_node(agent: _RayAgent, future: Future[str]) -> None:
 def _draining_nodes() -> dict[str, int]:
     """Return the times of the ends of draining nodes, by their ids; none while Ray is out of reach."""
     with contextlib.suppress(Exception):
+        if not is_connected():
+            return {}
         return dict(ray_module("ray._private.state").state.get_draining_nodes())
     return {}
 
