@@ -25,6 +25,7 @@ _log = logging.getLogger("elasticlib")
 _STAYS = "--stays"
 """Option of an agent that waits for another call after its result."""
 _END_SECONDS = 2.0
+"""Seconds from the end of the agents' input to their own end."""
 _MOST_EVENTS = 256
 """Number of unread events of a call from which on the engine's thread waits."""
 
@@ -117,6 +118,7 @@ class _Group:
         self._failure: Exception | None = None
         self._is_over = False
         self._all_ended = threading.Event()
+        """Set once no agent is left, until the next call begins."""
         self._thread = threading.Thread(target=self._run, name="elasticlib-kept", daemon=True)
         self._thread.start()
 
@@ -144,6 +146,7 @@ class _Group:
         """Send *call* to all agents; lost ones are replaced before."""
         with self._lock:
             self._call = call
+            self._all_ended.clear()
             try:
                 self._renew(self._places.begin_call())
                 for place in range(self._agents):

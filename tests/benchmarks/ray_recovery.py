@@ -121,13 +121,13 @@ def _wait(is_true: Callable[[], bool], limit: float = LIMIT) -> None:
         time.sleep(0.02)
 
 
-def _seconds_to_group(folder: Path, world: int, act: Callable[[], object]) -> float:
-    """Seconds from *act* to the first common step of a new group of *world* workers; infinite after the limit."""
+def _seconds_to_group(folder: Path, worlds: tuple[int, ...], act: Callable[[], object]) -> float:
+    """Seconds from *act* to the first common step of a new group of one of the *worlds*; infinite after the limit."""
     former = _group(folder, 2) | _group(folder, 3)
     began = time.time()
     act()
     try:
-        _wait(lambda: len(_group(folder, world) - former) == world)
+        _wait(lambda: any(len(_group(folder, world) - former) == world for world in worlds))
     except LateError:
         return math.inf
     return time.time() - began
@@ -154,18 +154,18 @@ def _losses(found: Cluster, folder: Path, program: str) -> Figures:
         _wait(lambda: len(_group(folder, 3)) == 3, START_LIMIT)
         for moment in MOMENTS:
             time.sleep(moment)
-            victim = min(_group(folder, 3))
+            victim = min(_group(folder, 3) or _group(folder, 2))
+            # Ray Train may go on with two workers.
             figures[f"worker killed {moment:g} s after the first step, to the next step (s)"] = _seconds_to_group(
                 folder,
-                3,
+                (2, 3),
                 lambda victim=victim: os.kill(victim, signal.SIGKILL),  # type: ignore[misc]
             )
-        figures["node lost, to the next step of two nodes (s)"] = _seconds_to_group(
-            folder, 2, lambda: found.remove("n2")
-        )
-        figures["node added, to the next step of three nodes (s)"] = _seconds_to_group(
-            folder, 3, lambda: found.add("n2")
-        )
+        for text, worlds, act in (
+            ("node lost, to the next step of two nodes (s)", (2,), found.remove),
+            ("node added, to the next step of three nodes (s)", (3,), found.add),
+        ):
+            figures[text] = _seconds_to_group(folder, worlds, lambda act=act: act("n2"))  # type: ignore[misc]
     except (LateError, ValueError, OSError) as error:
         print(f"the rest is not measured: {error!r}", flush=True)
     finally:
