@@ -11,13 +11,11 @@ import importlib.metadata
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from tests.benchmarks import tree
-from tests.benchmarks.job import environment
 from tests.hosts._ssh_cluster import LIMIT, Cluster, missing_parts, ssh_cluster
 from tests.waiting import wait_until
 
@@ -60,16 +58,7 @@ def client(launcher: str, found: Cluster, what: str, *, key: str = "key") -> sub
         "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
     )
     (found.folder / "peer.py").write_text(PEER)
-    order = json.dumps([what, str(found.folder), ["m1", "m2"], str(config)])
-    return found.hosts[2].popen(
-        [sys.executable, str(found.folder / "peer.py"), order],
-        cwd=found.folder,
-        env=environment(found.folder, {"OMP_NUM_THREADS": "1"}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return found.start("peer.py", what, str(found.folder), ["m1", "m2"], str(config))
 
 
 def left(folder: Path) -> int:

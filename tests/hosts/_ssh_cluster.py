@@ -63,9 +63,12 @@ class Cluster:
 
     def client(self, what: str, *names: str, key: str = "key", timeout: float = 20.0) -> subprocess.Popen[str]:
         """Start a client, whose hosts are *names*."""
-        order = json.dumps([what, str(self.folder), names or ("m1", "m2"), self.ssh.options(key), timeout])
+        return self.start("client.py", what, str(self.folder), names or ("m1", "m2"), self.ssh.options(key), timeout)
+
+    def start(self, program: str, *order: object) -> subprocess.Popen[str]:
+        """Start a file of the folder on the client's machine; it gets *order* as JSON."""
         return self.hosts[2].popen(
-            [sys.executable, str(self.folder / "client.py"), order],
+            [sys.executable, str(self.folder / program), json.dumps(order)],
             cwd=self.folder,
             env=environment(self.folder, {"OMP_NUM_THREADS": "1"}),
             stdin=subprocess.DEVNULL,
