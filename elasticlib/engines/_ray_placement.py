@@ -327,6 +327,9 @@ class RayPlacement:
 
     def _watch_drains(self) -> None:
         """Send a notice to the agents of draining nodes, until the end."""
+        if not shows_drains():
+            _log.warning("this version of Ray does not show the nodes that it drains: their agents get no notice")
+            return
         watch = DrainWatch()
         while not self._ends.wait(_LOOK):
             draining = _draining_nodes()
@@ -346,6 +349,14 @@ def _note_node(agent: _RayAgent, future: Future[str]) -> None:
     # Without it the agent is lost, which its read reports.
     if future.exception() is None:
         agent.node = future.result()
+
+
+def shows_drains() -> bool:
+    """Return True if this version of Ray shows the nodes that it drains: that interface is Ray's own."""
+    try:
+        return hasattr(ray_module("ray._private.state").state, "get_draining_nodes")
+    except (ImportError, AttributeError):
+        return False
 
 
 def _draining_nodes() -> dict[str, int]:
