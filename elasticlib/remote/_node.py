@@ -78,6 +78,10 @@ class _ClientLink:
         """Send *data* after all before; waits while the client reads too slowly."""
         self._unsent.put(data)
 
+    def send_later(self, data: bytes) -> None:
+        """Send *data* after all before, without a wait."""
+        threading.Thread(target=self.send, args=(data,), daemon=True).start()
+
     def finish(self, data: bytes) -> None:
         """Send *data* last of all, unless the client is gone or out of reach."""
         threading.Thread(target=self._put_last, args=(data,), daemon=True).start()
@@ -240,12 +244,11 @@ class _AgentProgram:
 
         self._node, self._has_served = None, True
         self._output.flush()
-        node.report_end()
-        outcome = frame(Kind.RESULT, node.outcome())
+        last = node.last_report() + frame(Kind.RESULT, node.outcome())
         if self._stays:
-            self._link.send(outcome)
+            self._link.send_later(last)
         else:
-            self._link.finish(outcome)
+            self._link.finish(last)
 
 
 class _Node:
@@ -333,10 +336,9 @@ class _Node:
         else:
             self._error = SignalException("the agent was stopped before its node began", signal.SIGTERM)
 
-    def report_end(self) -> None:
-        """Report on the workers for the last time."""
-        if self._reporter is not None:
-            self._reporter.finish()
+    def last_report(self) -> bytes:
+        """Return a frame with the last report on the workers; empty if they have not begun."""
+        return b"" if self._reporter is None else self._reporter.last()
 
     def outcome(self) -> bytes:
         """Return the outcome of the node."""

@@ -22,33 +22,28 @@ _NODES_A_SECOND = 100
 
 
 class NodeReporter:
-    """Reports on *job* by *send*, from its start to `finish`."""
+    """Reports on *job* by *send*, from its start to `last`."""
 
     def __init__(self, job: Job, send: Callable[[bytes], None], nodes: int) -> None:
         self._job, self._send = job, send
         self._seconds = max(_LEAST_SECONDS, nodes / _NODES_A_SECOND)
-        self._last: NodeReport | None = None
         self._is_over = threading.Event()
-        self._lock = threading.Lock()
         # Without a thread the client knows less, and the job runs all the same.
         with contextlib.suppress(StartError):
             start_thread(threading.Thread(target=self._run, name="elasticlib-reports", daemon=True))
 
     def _run(self) -> None:
+        last = None
         while not self._is_over.wait(self._seconds):
-            self._report()
-
-    def _report(self) -> None:
-        with self._lock:
             report = NodeReport.of(self._job.status())
-            if report.is_news_after(self._last):
-                self._last = report
-                self._send(frame(Kind.REPORT, report.packed()))
+            if report.is_news_after(last):
+                last = report
+                self._send(_framed(report))
 
-    def finish(self) -> None:
-        """Report for the last time."""
+    def last(self) -> bytes:
+        """End the reports, and return a frame with the last one, which the caller sends."""
         self._is_over.set()
-        self._report()
+        return _framed(NodeReport.of(self._job.status()))
 
     def answer(self, data: bytes) -> None:
         """Answer a question, later. Raises ValueError, KeyError or TypeError for bytes that are none."""
@@ -67,3 +62,7 @@ class NodeReporter:
         if question.about == "logs":
             return {question.rank: self._job.logs(question.rank)}
         return dict(self._job.stacks(question.timeout))
+
+
+def _framed(report: NodeReport) -> bytes:
+    return frame(Kind.REPORT, report.packed())

@@ -102,6 +102,7 @@ class RemoteLaunch:
         """Run the job on all machines, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox), contextlib.ExitStack() as stack:
             workers = WorkersOfNodes(job.inbox)
+            stack.callback(workers.end)
             job.attach_elsewhere(workers)
             run = _Run(self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers)
             stack.callback(run.close)

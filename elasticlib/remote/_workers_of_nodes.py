@@ -56,8 +56,17 @@ class WorkersOfNodes:
         self._requests: dict[int, AgentRequest] = {}
         """Requests that wait for answers, by number."""
         self._numbers = count()
+        self._has_ended = False
 
     # For the thread of the call.
+
+    def end(self) -> None:
+        """Note the end of the call: no agent answers any more."""
+        with self._changed:
+            self._has_ended = True
+            for request in self._requests.values():
+                request.missing = set()
+            self._changed.notify_all()
 
     def note_report(self, place: int, data: bytes) -> None:
         """Note a report of the agent at *place*. Raises ValueError, KeyError or TypeError."""
@@ -142,6 +151,8 @@ class WorkersOfNodes:
         """Return a request after all answers, or after *timeout* seconds."""
         request = AgentRequest(Question(next(self._numbers), about, rank, timeout), places)
         with self._changed:
+            if self._has_ended:
+                raise ConfigError(f"the call has ended: ask for the {about} of its workers while it runs")
             self._requests[request.question.number] = request
             self._inbox.put(request, may_wait=True)
             wait_for_change(self._changed, lambda: request.is_over, timeout)

@@ -6,12 +6,14 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import cast
 
 import pytest
 
 from elasticlib.engines import FrameReader, Kind
 from elasticlib.errors import ConfigError
-from elasticlib.job import JobCourse, JobStatus, RankStatus
+from elasticlib.job import Job, JobCourse, JobStatus, RankStatus
+from elasticlib.remote._node_reporter import NodeReporter
 from elasticlib.remote._node_reports import Answer, NodeReport, Question
 from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.workers import Inbox
@@ -179,6 +181,17 @@ def test_a_lost_node_is_not_waited_for(workers: WorkersOfNodes, inbox: Inbox) ->
     assert {0: "stack 0"} == found.result(10.0)
 
 
+def test_the_end_of_the_call_ends_a_wait_and_later_questions(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    workers.note_report(0, report(0).packed())
+    found = asked(lambda: workers.stacks(60.0))
+    sent(workers, inbox, [0])
+    workers.end()
+
+    assert {} == found.result(10.0)
+    with pytest.raises(ConfigError, match="the call has ended: ask for the logs of its workers while it runs"):
+        workers.logs(0)
+
+
 def test_stacks_without_an_answer_are_a_timeout(workers: WorkersOfNodes) -> None:
     with pytest.raises(TimeoutError, match="no node has returned the stacks"):
         workers.stacks(0.01)
@@ -209,3 +222,51 @@ def test_the_output_of_an_unknown_rank_is_refused_with_the_known_ones(workers: W
 
     with pytest.raises(ConfigError, match=r"rank 7 runs on no node now \(ranks: 0\)"):
         workers.logs(7)
+
+
+class RunningJob:
+    """A job whose status changes at each look, and whose output is known."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def status(self) -> JobStatus:
+        self.looks += 1
+        return JobStatus("train", "running", "", 3.0, 0, 0, 1, (rank_status(0, step=self.looks),))
+
+    def logs(self, rank: int) -> str:
+        if rank:
+            raise ConfigError(f"rank {rank} is not on this node")
+        return "its output\n"
+
+
+def test_a_client_that_does_not_read_delays_no_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticlib.remote._node_reporter._LEAST_SECONDS", 0.001)
+    is_sending, may_go_on = threading.Event(), threading.Event()
+
+    def send(_: bytes) -> None:
+        is_sending.set()
+        may_go_on.wait(60.0)
+
+    reporter = NodeReporter(cast(Job, RunningJob()), send, 1)
+    try:
+        assert is_sending.wait(60.0)
+        [(kind, data)] = FrameReader(greeted=False).feed(reporter.last())
+    finally:
+        may_go_on.set()
+
+    assert (Kind.REPORT, "running") == (kind, NodeReport.unpacked(data).state)
+
+
+@pytest.mark.parametrize(
+    ("rank", "answer"),
+    [(0, Answer(4, {0: "its output\n"})), (1, Answer(4, error="rank 1 is not on this node"))],
+)
+def test_a_question_is_answered_with_texts_or_the_reason(rank: int, answer: Answer) -> None:
+    arrived: Future[bytes] = Future()
+    reporter = NodeReporter(cast(Job, RunningJob()), arrived.set_result, 1000)
+    reporter.answer(Question(4, "logs", rank).packed())
+    [(kind, data)] = FrameReader(greeted=False).feed(arrived.result(60.0))
+    reporter.last()
+
+    assert (Kind.ANSWER, answer) == (kind, Answer.unpacked(data))
