@@ -8,6 +8,7 @@ sees an ordinary placement.
 
 from __future__ import annotations
 
+import abc
 import logging
 import queue
 import threading
@@ -19,6 +20,7 @@ from typing_extensions import Self
 from elasticlib.engines._kept_places import AgentRenewal, KeptPlaces
 from elasticlib.engines._protocol import AgentCommand, EngineEvent, Placement
 from elasticlib.errors import ConfigError, StartError
+from elasticlib.processes import start_thread
 
 _log = logging.getLogger("elasticlib")
 
@@ -30,7 +32,7 @@ _MOST_EVENTS = 256
 """Number of unread events of a call from which on the engine's thread waits."""
 
 
-class KeepsAgents:
+class KeepsAgents(abc.ABC):
     """Base of engines whose ``with`` block keeps the agents from call to call; without it each call has its own."""
 
     _kept: KeptAgents | None = None
@@ -53,9 +55,9 @@ class KeepsAgents:
         kept = self._kept
         return self.start(agents, command) if kept is None else kept.placement(agents, command)
 
+    @abc.abstractmethod
     def start(self, agents: int, command: AgentCommand) -> Placement:
         """Start *command* on *agents* machines, for one call or for all calls of a with block."""
-        raise NotImplementedError
 
     def is_in_contact(self) -> bool:
         """Return True if agents that were started before can serve another call."""
@@ -119,8 +121,12 @@ class _Group:
         self._is_over = False
         self._all_ended = threading.Event()
         """Set once no agent is left, until the next call begins."""
-        self._thread = threading.Thread(target=self._run, name="elasticlib-kept", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(threading.Thread(target=self._run, name="elasticlib-kept", daemon=True))
+        except StartError:
+            # No other object knows these agents yet.
+            placement.close()
+            raise
 
     def fits(self, agents: int, command: AgentCommand) -> bool:
         """Return True if these agents can run *command*."""
@@ -208,7 +214,7 @@ class _Group:
                 return
             for each in found:
                 if isinstance(each, AgentRenewal):
-                    self._renew([each])
+                    self._placement.replace(each.place)
                     self._placement.send(each.place, call.payload)
 
         # Without the lock: this waits while the call reads slowly.
@@ -278,6 +284,3 @@ class KeptPlacement:
         # The engine's thread may wait for room, and the client's one for an event.
         self._room.release(_MOST_EVENTS)
         self._arrived.put(None)
-
-
-__all__ = ["KeepsAgents", "KeptAgents", "KeptPlacement"]

@@ -28,6 +28,7 @@ from elasticlib.engines._protocol import AgentCommand, AgentLost, EngineEvent
 from elasticlib.engines._ray_actor import PipedProgram
 from elasticlib.engines._ray_decisions import DrainWatch, waiting_text
 from elasticlib.errors import StartError
+from elasticlib.processes import start_thread
 
 _log = logging.getLogger("elasticlib")
 
@@ -197,7 +198,9 @@ class RayPlacement:
         self._ends = threading.Event()
         """Set at the end, for the thread that looks for draining nodes."""
         self._agents = [self._started(place, 0) for place in range(len(places.bundles))]
-        threading.Thread(target=self._watch_drains, name="elasticlib-ray-drains", daemon=True).start()
+        # Without this thread a node that drains is lost without a notice.
+        with contextlib.suppress(StartError):
+            start_thread(threading.Thread(target=self._watch_drains, name="elasticlib-ray-drains", daemon=True))
 
     def depend_on(self, server: RendezvousServer) -> None:
         """Let the job end with an error when *server* ends."""
@@ -302,7 +305,7 @@ class RayPlacement:
         try:
             frames = agent.reader.feed(data)
             events = [event_of(agent.place, agent.number, kind, content) for kind, content in frames]
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             ray_module().kill(agent.actor)
             return self._lose(agent, f"its output cannot be read: {error}")
         self._read(agent)

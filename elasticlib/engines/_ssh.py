@@ -398,7 +398,7 @@ class SshPlacement:
         try:
             for kind, content in agent.reader.feed(data):
                 self._events.put(event_of(agent.place, agent.number, kind, content))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             agent.messages.append(f"its output cannot be read: {error}")
             agent.process.kill()
             self._end(agent)

@@ -106,7 +106,8 @@ def _without_needless_preload(config: LaunchConfig, entrypoint: Entrypoint) -> L
     """
     Return *config* without a preload where the first call would wait for torch, and not use it.
 
-    Unlike a program that launches again, an agent's fork server serves this call alone.
+    A program that launches again is likely to need torch next; most agents serve one call, and kept ones have another
+    fork server for a call with another preload.
     """
     if config.preload == DEFAULT_PRELOAD and needs_nothing_ahead(entrypoint):
         return evolve(config, preload=())

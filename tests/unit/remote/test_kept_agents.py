@@ -170,16 +170,22 @@ def test_stopped_call_leaves_the_agents_for_the_next_one() -> None:
         assert 1 == len(engine.placements)
 
 
-def test_second_call_at_the_same_time_is_refused() -> None:
-    engine = Engine()
+def without_ends(engine: Engine) -> threading.Event:
+    """Let the agents of *engine* begin calls and never end them; return an event that is set when one has begun."""
     has_begun = threading.Event()
 
     def answer(place: int, number: int) -> list[EngineEvent]:
         has_begun.set()
         return []
 
+    engine.on_begin = answer
+    return has_begun
+
+
+def test_second_call_at_the_same_time_is_refused() -> None:
+    engine = Engine()
     with engine:
-        engine.on_begin = answer
+        has_begun = without_ends(engine)
         job = elastic_launch(LaunchConfig(shutdown_timeout=5), train, on=engine).start()
         assert has_begun.wait(60)
         with pytest.raises(ConfigError, match=r"a call runs on .* already: wait for its end, or use another engine"):
@@ -195,14 +201,8 @@ def test_block_cannot_be_entered_twice() -> None:
 
 def test_end_of_the_block_ends_a_call() -> None:
     engine = Engine()
-    has_begun = threading.Event()
-
-    def answer(place: int, number: int) -> list[EngineEvent]:
-        has_begun.set()
-        return []
-
     with engine:
-        engine.on_begin = answer
+        has_begun = without_ends(engine)
         job = elastic_launch(LaunchConfig(shutdown_timeout=5), train, on=engine).start()
         assert has_begun.wait(60)
 
@@ -235,3 +235,15 @@ def test_engine_without_contact_starts_new_agents() -> None:
         engine.is_lost = True
         assert call(engine) == BOTH
         assert [True, False] == [each.is_closed for each in engine.placements]
+
+
+def test_agents_are_ended_if_no_thread_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> threading.Thread:
+        raise StartError("no thread")
+
+    engine = Engine()
+    monkeypatch.setattr("elasticlib.engines._kept_agents.start_thread", refused)
+    with engine, pytest.raises(StartError, match="no thread"):
+        call(engine)
+
+    assert [True] == [each.is_closed for each in engine.placements]
