@@ -187,6 +187,9 @@ class InvalidTransitionError(ElasticError, RuntimeError):
 class SignalException(ElasticError):  # noqa: N818 - torch's name
     """Raised when a handled signal stopped the launch; `sigval` is the signal."""
 
+    is_notice: bool = False
+    """True if a scheduler ended this node: the same job could run again."""
+
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg, sigval)
         self.sigval = sigval

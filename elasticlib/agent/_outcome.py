@@ -109,7 +109,9 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
     received = signal.Signals(stop.signum)
     kind = LaunchInterrupted if received == signal.SIGINT else SignalException
     why = stop.reason or f"process {os.getpid()} got {received.name}: its workers were stopped"
-    return kind(why, received)
+    error = kind(why, received)
+    error.is_notice = stop.is_notice
+    return error
 
 
 def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:

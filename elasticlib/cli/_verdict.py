@@ -19,6 +19,7 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousNotFoundError,
+    SignalException,
 )
 
 FAILED = 1
@@ -71,8 +72,13 @@ def termination_message(error: ElasticError) -> str:
 def may_be_requeued(error: ElasticError, settings: ExitSettings) -> bool:
     """Return True if the end of a Slurm job is a reason to requeue it again."""
     restarts = 0 if settings.engine is None else settings.engine.restart_count
-    is_reason = isinstance(error, PreemptedError) or has_lost_nodes(error)
+    is_reason = _is_preemption(error) or has_lost_nodes(error)
     return is_reason and restarts < settings.requeue
+
+
+def _is_preemption(error: ElasticError) -> bool:
+    """Return True if the scheduler ended the launch, whether or not the workers have saved."""
+    return isinstance(error, PreemptedError) or (isinstance(error, SignalException) and error.is_notice)
 
 
 def has_lost_nodes(error: ElasticError) -> bool:

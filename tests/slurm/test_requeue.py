@@ -26,7 +26,7 @@ for step in range(first, 1_000_000):
     time.sleep(0.01)
     if step == first + 3:
         print("trains\\n", end="", flush=True)
-    if stop := elasticlib.should_stop():
+    if not os.environ.get("NEVER_ASKS") and elasticlib.should_stop():
         if dist.get_rank() == 0:
             saved.write_text(str(step + 1))
         dist.barrier()
@@ -58,6 +58,19 @@ def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Clust
     assert int(again) > 3
     assert "start 2" not in job.said and "status 75" in job.said
     assert 1 == int(job.facts()["Restarts"])
+
+
+def test_a_job_comes_back_whose_ranks_do_not_ask_for_notices(slurm: Cluster, tmp_path: Path) -> None:
+    """The scheduler ended it, whether or not a checkpoint of the last step exists."""
+    command = "elasticrun --max-restarts 0 --shutdown-timeout 3 --requeue 1 train.py"
+    job = start(slurm, tmp_path, "--export=ALL,NEVER_ASKS=1", command=command)
+    job.says("trains", times=2)
+
+    job.cancel("--signal=TERM")
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
+    job.cancel()
+
+    assert "the job is requeued" in job.said and 1 == int(job.facts()["Restarts"])
 
 
 def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path) -> None:

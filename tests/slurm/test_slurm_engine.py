@@ -31,6 +31,7 @@ class Point:
 
 def train(what, folder):
     rank, restarts = int(os.environ["RANK"]), os.environ.get("SLURM_RESTART_COUNT", "0")
+    elasticlib.should_stop()
     with open(f"{folder}/up.{restarts}.{rank}", "w") as file: file.write(str(os.getpid()))
     if what == "raise" and rank == 3: raise ValueError("bad batch")
     while what in ("wait", "leave") and not os.path.exists(f"{folder}/go"):

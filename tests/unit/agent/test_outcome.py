@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 
 import pytest
@@ -124,6 +125,14 @@ def test_a_job_that_a_person_stops_is_stopped_on_all_nodes(saved: bool) -> None:
     )
 
     assert type(error) is SignalException and "stopped by hand" == str(error)
+
+
+@pytest.mark.parametrize("is_notice", [False, True])
+def test_an_error_says_whether_the_scheduler_ended_the_node(is_notice: bool) -> None:
+    error = error_of(Finish(False, "why", StopRequested(15, is_notice=is_notice)))
+
+    assert isinstance(error, SignalException) and is_notice == error.is_notice
+    assert is_notice == pickle.loads(pickle.dumps(error)).is_notice
 
 
 def test_a_notice_preempts_and_a_stop_by_the_program_does_not() -> None:

@@ -39,6 +39,12 @@ def lost(error: ElasticError, *hosts: str) -> ElasticError:
     return error
 
 
+def noticed() -> ElasticError:
+    error = SignalException("stopped before all had saved", signal.SIGTERM)
+    error.is_notice = True
+    return error
+
+
 PREEMPTED = PreemptedError("the time is over", signal.SIGTERM)
 
 
@@ -47,6 +53,7 @@ PREEMPTED = PreemptedError("the time is over", signal.SIGTERM)
     [
         (PREEMPTED, 75),
         (SignalException("stopped", signal.SIGTERM), 1),
+        (noticed(), 1),
         (LaunchInterrupted("interrupted", signal.SIGINT), 1),
         (failed(), 93),
         (failed(fatal=True), 93),
@@ -73,6 +80,8 @@ def test_the_exit_status_follows_from_the_error(error: ElasticError, status: int
         (PREEMPTED, 0, True),
         (PREEMPTED, 1, True),
         (PREEMPTED, 2, False),
+        (noticed(), 1, True),
+        (noticed(), 2, False),
         (lost(RendezvousClosedError("too few nodes"), "n2"), 0, True),
         (RendezvousClosedError("too few nodes"), 0, False),
         (RendezvousConnectionError("the store is gone"), 0, True),
