@@ -70,7 +70,8 @@ def test_a_job_comes_back_whose_ranks_do_not_ask_for_notices(slurm: Cluster, tmp
     wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
     job.cancel()
 
-    assert "the job is requeued" in job.said and 1 == int(job.facts()["Restarts"])
+    # Slurm ends the launcher at the requeue, often before it has written so.
+    assert 1 == int(job.facts()["Restarts"]), job.said
 
 
 def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path) -> None:
@@ -81,7 +82,8 @@ def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path
     wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
     job.cancel()
 
-    assert "the job is requeued" in job.said and 1 == int(job.facts()["Restarts"])
+    # Slurm ends the launcher at the requeue, often before it has written so.
+    assert 1 == int(job.facts()["Restarts"]), job.said
 
 
 @pytest.mark.parametrize("options", [[], ["--nodes=1"]])
