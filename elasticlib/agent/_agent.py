@@ -29,7 +29,7 @@ from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
 from elasticlib.processes import Waitable, wait_readable
-from elasticlib.rendezvous import Membership, Rendezvous, Word
+from elasticlib.rendezvous import Membership, MembershipEvent, Rendezvous
 from elasticlib.rendezvous.handlers import first_reachable
 from elasticlib.rendezvous.protocol import (
     CallsCounted,
@@ -560,7 +560,7 @@ class SimpleElasticAgent(ElasticAgent):
             for rank in range(group.spec.local_world_size)
         ]
 
-    def _words(self) -> list[Word]:
+    def _words(self) -> list[MembershipEvent]:
         """Return the new messages of the rendezvous; raise its error, at each call, if it broke."""
         if self._broken is None:
             try:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from attrs import evolve, field, frozen
 
 from elasticlib.errors import InvalidTransitionError
-from elasticlib.rendezvous import Word
+from elasticlib.rendezvous import MembershipEvent
 from elasticlib.rendezvous.protocol import (
     ContactLost,
     Final,
@@ -162,7 +162,9 @@ class StopDue:
     """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
 
 
-Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested | StopDue
+Event: TypeAlias = (
+    MembershipEvent | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested | StopDue
+)
 
 
 # Actions.

@@ -30,7 +30,7 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.rendezvous._choice import PlugIn as PlugIn
     from elasticlib.rendezvous._command import command_line as command_line
-    from elasticlib.rendezvous._membership import Membership as Membership, Word as Word
+    from elasticlib.rendezvous._membership import Membership as Membership, MembershipEvent as MembershipEvent
     from elasticlib.rendezvous._names import host_name as host_name
     from elasticlib.rendezvous._open import (
         Rendezvous as Rendezvous,
@@ -86,7 +86,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.rendezvous._choice": "PlugIn",
         "elasticlib.rendezvous._command": "command_line",
         "elasticlib.rendezvous._opening": "choose_rendezvous opened_rendezvous",
-        "elasticlib.rendezvous._membership": "Membership Word",
+        "elasticlib.rendezvous._membership": "Membership MembershipEvent",
         "elasticlib.rendezvous._names": "host_name",
         "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",
         "elasticlib.rendezvous._own_token": "tokens_of_server",

@@ -14,7 +14,7 @@ from elasticlib.rendezvous.protocol._messages import Close, ContactLost, Final, 
 if TYPE_CHECKING:
     import socket
 
-Word: TypeAlias = Notice | ContactLost | StoreGone
+MembershipEvent: TypeAlias = Notice | ContactLost | StoreGone
 """An event for the agent."""
 STAYS = "stays"
 """
@@ -63,7 +63,7 @@ class Membership(Protocol):
         Return the seconds until `drain` must be called even if nothing is readable; None: no limit.
         """
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[MembershipEvent]:
         """
         Return the new events, oldest first, without blocking.
 
@@ -84,7 +84,7 @@ class Requests(Protocol):
         """Return and remove the pending requests."""
 
 
-class Talk(Membership, Protocol):
+class HandlerMembership(Membership, Protocol):
     """A membership with the additions that a handler needs."""
 
     @property

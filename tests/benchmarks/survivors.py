@@ -12,7 +12,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session.py Session._refuse: self._refusals stays": (
         "no history has so many refusals of one kind that some are not said"
     ),
-    "node/_session.py Session._in_time: not (self.final is not None)": (
+    "node/_session.py Session._unless_too_late: not (self.final is not None)": (
         "ranks that come beside the job's end start nothing: the agent acts on the end"
     ),
     "node/_session_liveness.py _greeted: refusals stays, not 0": (
@@ -56,7 +56,8 @@ SURVIVORS: dict[str, str] = {
     "node/_node_outbox.py NodeOutbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
     ),
-    "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
+    "node/_session.py Session._apply_notice: without out.append(Log('warning', text))": "only a text for people",
+    "node/_session.py Session._apply_notice: self._waiting stays (2)": (
         "only whether a node that waits for ranks says so in its log"
     ),
     "node/_session_liveness.py _with_signs_of_life: why_invalid stays, not \"the heartbeat of the job's "
@@ -96,7 +97,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py attempt_of: not (heartbeat)": "only how long an attempt that fails may take",
     "node/_session_liveness.py step: why_invalid stays, not ''": "only a text for people",
     "node/_session_liveness.py _broken: trying stays, not False": "the session sets it for itself at each loss, too",
-    "node/_session_memory.py Waiting.complain: why stays": "only a text for people",
+    "node/_session_memory.py Waiting.log_line: why stays": "only a text for people",
     **dict.fromkeys(
         (
             "node/_own_heartbeats.py OwnHeartbeats.turn: not (self.ranks is None)",

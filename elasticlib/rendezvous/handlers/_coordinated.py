@@ -29,7 +29,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.processes import start_thread, wait_for_change, wait_readable
-from elasticlib.rendezvous._membership import Membership, Talk, Word
+from elasticlib.rendezvous._membership import HandlerMembership, Membership, MembershipEvent
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _round_store
@@ -81,7 +81,7 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: NodeJob, connect: Callable[..., Talk] | None = None) -> None:
+    def __init__(self, job: NodeJob, connect: Callable[..., HandlerMembership] | None = None) -> None:
         """
         *connect* makes a node of a job in place of `SharedSidecar`; its caller has checked the job.
         """
@@ -92,7 +92,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._turned = threading.Condition()
         self._notes = _Notes(self._turned)
         self._node = _HandlerNode(job, self._connect, self._notes)
-        self._agents_member: Talk | None = None
+        self._agents_member: HandlerMembership | None = None
         self._seeking = threading.Lock()
         self._stores: list[Store] = []
         self._closed = False
@@ -177,7 +177,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._wait_until_closed()
         self._closed = True
 
-    def _post_close(self, member: Talk) -> None:
+    def _post_close(self, member: HandlerMembership) -> None:
         member.post(Close(member.node, f"node {self.job.node} closed it"))
 
     def _wait_until_closed(self) -> None:
@@ -269,7 +269,7 @@ class CoordinatedHandler(RendezvousHandler):
                 f"this rendezvous handler of job {self.job.run_id!r} is in use by an agent: create another handler"
             )
 
-    def _open(self) -> Talk:
+    def _open(self) -> HandlerMembership:
         # Under one lock with the check: an agent cannot take the place in between.
         with self._turned:
             self._check_open()
@@ -302,9 +302,9 @@ class _HandlerNode:
     """
 
     job: NodeJob
-    _connect: Callable[..., Talk]
+    _connect: Callable[..., HandlerMembership]
     notes: _Notes
-    member: Talk | None = field(init=False, default=None)
+    member: HandlerMembership | None = field(init=False, default=None)
     """The membership; None before `open`."""
     _listener: threading.Thread | None = field(init=False, default=None)
     _wake: int = field(init=False, factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -327,7 +327,7 @@ class _HandlerNode:
         if self.notes.final is not None:
             raise _reason(self.notes.final, self.job)
 
-    def open(self) -> Talk:
+    def open(self) -> HandlerMembership:
         """Return the membership, opened by the first call. The caller holds the lock of the notes."""
         if self.member is None:
             # Its caller supervises no workers: a program that is busy for a while must not
@@ -358,7 +358,7 @@ class _HandlerNode:
         finally:
             self._seeks = False
 
-    def _wait_for_ranks(self, member: Talk) -> RankAssignment:
+    def _wait_for_ranks(self, member: HandlerMembership) -> RankAssignment:
         notes = self.notes
         with notes.changed:
             while True:
@@ -411,11 +411,11 @@ class _HandlerNode:
         return True
 
     @property
-    def _opened(self) -> Talk:
+    def _opened(self) -> HandlerMembership:
         assert self.member is not None, "`open` comes first"
         return self.member
 
-    def _listen(self, member: Talk) -> None:
+    def _listen(self, member: HandlerMembership) -> None:
         while not self._closing:
             wait_readable([member, self._wake], member.poll_timeout())
             try:
@@ -484,7 +484,7 @@ class _Notes:
         old, self.assignment, self.ended = self.assignment, None, False
         return old
 
-    def take(self, notices: Iterable[Word]) -> None:
+    def take(self, notices: Iterable[MembershipEvent]) -> None:
         """Note the notices that arrived."""
         with self.changed:
             for notice in notices:
@@ -499,7 +499,7 @@ class _Notes:
             self.error = error
             self.changed.notify_all()
 
-    def _note(self, notice: Word) -> None:
+    def _note(self, notice: MembershipEvent) -> None:
         match notice:
             case RankAssignment():
                 self.assignment, self.ended = notice, False

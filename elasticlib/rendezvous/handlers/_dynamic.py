@@ -22,7 +22,7 @@ from attrs import Attribute, evolve, field, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._membership import Talk
+from elasticlib.rendezvous._membership import HandlerMembership
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._rdzv_options import (
@@ -201,12 +201,12 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         """Settings of this handler."""
         return self._settings
 
-    def _connect_here(self, job: NodeJob, *, stall: float | None = None) -> Talk:
+    def _connect_here(self, job: NodeJob, *, stall: float | None = None) -> HandlerMembership:
         # *stall* has no meaning here: all threads of a program stand still together.
         del stall
         runtime = NodeRuntime(job, backend=StateBackend(self._holder, job.heartbeat, _address_beside(self._store)))
         runtime.start()
-        return cast(Talk, _Place(runtime, job.close_timeout))
+        return cast(HandlerMembership, _Place(runtime, job.close_timeout))
 
     def _info(self, assignment: RankAssignment) -> RendezvousInfo:
         info = super()._info(assignment)

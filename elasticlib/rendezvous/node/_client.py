@@ -33,7 +33,7 @@ from elasticlib.errors import (
     StartError,
 )
 from elasticlib.processes import open_files_needed, start_thread
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._identity import NodeIdentity
@@ -188,7 +188,7 @@ class NodeClient:
         when = self._session.kill_at()
         return None if when is None else when - self._clock()
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[MembershipEvent]:
         """
         Return the new events, oldest first, without blocking.
 
@@ -221,7 +221,7 @@ class NodeClient:
         self._note(notices)
         return list(notices)
 
-    def _note(self, notices: Iterable[Word]) -> None:
+    def _note(self, notices: Iterable[MembershipEvent]) -> None:
         for notice in notices:
             if isinstance(notice, messages.RankAssignment):
                 self.round = notice.round
@@ -272,7 +272,7 @@ class NodeClient:
 
     def _has_news(self, before: Session) -> bool:
         """Return whether the agent has something new to `drain` since *before*."""
-        has_notices = len(before.words) != len(self._session.words)
+        has_notices = len(before.unread) != len(self._session.unread)
         return has_notices or before.error != self._session.error
 
     def _due_at(self) -> float:

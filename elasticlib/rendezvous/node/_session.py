@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 
 from attrs import define, evolve, field
-from typing_extensions import Self, assert_type
+from typing_extensions import Self, assert_never, assert_type
 
 from elasticlib import errors
 from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
 from elasticlib.rendezvous.node._identity import NodeIdentity, SuspectedGreeting, suspected_again
 from elasticlib.rendezvous.node._node_outbox import NodeOutbox, Written
@@ -37,32 +37,43 @@ from elasticlib.rendezvous.protocol._timing import GRACE
 
 @define(eq=False, repr=False)
 class Session:
-    """One node's knowledge of its job. `drain` returns the events for its agent."""
+    """One node's knowledge of its job; `drain` returns the events for its agent."""
 
     identity: NodeIdentity
     contact: SessionLiveness
     terms: messages.Terms | None = None
-    where: str = ""  # the store's place, for people
-    words: tuple[Word, ...] = ()  # events for the agent that it did not take yet
+    where: str = ""
+    """The store's place, for people."""
+    unread: tuple[MembershipEvent, ...] = ()
+    """Events that the agent has not taken yet, oldest first."""
     final: messages.Final | None = None
-    error: events.Permanent | None = None  # the error that ended this node's part
+    error: events.Permanent | None = None
+    """The error that ended this node's part."""
     closed: bool = False
-    left: bool = False  # closed, and everything that could be sent was sent
-    spares: int = 0  # nodes that wait for ranks, as the coordinator says
-    status: str = ""  # the nodes for which the job waits, as the coordinator says
-    seen: Seen = field(factory=Seen)  # the latest known state of the job
+    left: bool = False
+    """Closed, and everything that could be sent was sent."""
+    spares: int = 0
+    """Number of nodes that wait for ranks, from the coordinator's last heartbeat."""
+    status: str = ""
+    """Nodes for which the job waits, from the same heartbeat."""
+    seen: Seen = field(factory=Seen)
+    """The latest known state of the job."""
     _host: str = ""
     _outbox: NodeOutbox = field(factory=NodeOutbox)
     _mailbox: Mailbox = field(factory=Mailbox)
     _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
-    _waiting: Waiting | None = None  # for ranks
-    _unsure: bool = False  # whether others may have the ranks that came by now; the agent has not got them
+    _waiting: Waiting | None = None
+    """This node's wait for ranks."""
+    _ranks_unconfirmed: bool = False
+    """True if other nodes may have the ranks that came for this one by now: its agent does not have them yet."""
     _connection: int = 0
     _connected: bool = False
     _greeted: bool = False
     _pending: PendingOperations = field(factory=PendingOperations)
-    _suspected: SuspectedGreeting | None = None  # the greeting that was read last, if it seems foreign
-    _ending: messages.Final | None = None  # while its whole root cause is being read
+    _suspected: SuspectedGreeting | None = None
+    """The last greeting, if it seems to be another job's."""
+    _ending: messages.Final | None = None
+    """The end of the job, while its whole root cause is being read."""
     _refusals: Refusals = field(factory=Refusals)
 
     @classmethod
@@ -73,7 +84,7 @@ class Session:
         contact, actions = _session_liveness.begin(limits, now)
         session = cls(identity, contact, terms, where, outbox=NodeOutbox(seq=identity.sent))
         out = list[events.Action]()
-        session._obey(actions, now, out)
+        session._carry_out(actions, now, out)
         return session, tuple(out)
 
     def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
@@ -81,18 +92,18 @@ class Session:
         after = memory.copied(self)
         out = list[events.Action]()
         # Events that came while this node stood still are judged by its present knowledge.
-        after._judge(TimePassed(), now, out)
-        after._hear(event, now, out)
-        after._go_on(now, out)
-        after._complain(now, out)
+        after._observe_contact(TimePassed(), now, out)
+        after._handle(event, now, out)
+        after._begin_operations(now, out)
+        after._log_wait(now, out)
         return after, tuple(out)
 
-    def drain(self) -> tuple[Self, tuple[Word, ...]]:
+    def drain(self) -> tuple[Self, tuple[MembershipEvent, ...]]:
         """
         Return the session without its new events, and these, oldest first. Take a `step` before:
         time may have passed.
         """
-        return evolve(self, words=()), tuple(map(self._in_time, self.words))
+        return evolve(self, unread=()), tuple(map(self._unless_too_late, self.unread))
 
     def wake_at(self) -> float | None:
         """Return the time at which the session needs a `Tick`; None: no need."""
@@ -129,7 +140,7 @@ class Session:
 
     # Events.
 
-    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
+    def _handle(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         if getattr(event, "connection", None) not in (None, self._connection):
             return  # of a connection that was given up
 
@@ -141,15 +152,15 @@ class Session:
             case events.OperationDone(_, number, result):
                 self._pending, asked = self._pending.answered(number)
                 if asked is not None:
-                    self._answered(asked, result, now, out)
+                    self._handle_answer(asked, result, now, out)
             case events.Denied():
                 self._take_refusal(event, out)
             case events.Refused(_, error):
                 self._fail(error, out)
             case _:
-                self._hear_agent(event, now)
+                self._handle_request(event, now)
 
-    def _hear_agent(self, event: events.AgentEvent, now: float) -> None:
+    def _handle_request(self, event: events.AgentEvent, now: float) -> None:
         match event:
             case events.Seek(slots, role):
                 self._seek(events.Describe(slots, role), now)
@@ -169,7 +180,7 @@ class Session:
         # Even if contact is not judged any more.
         self.contact = evolve(self.contact, trying=False)
         self.status = ""
-        self._judge(_session_liveness.Broken(event.why, event.gone), now, out)
+        self._observe_contact(_session_liveness.Broken(event.why, event.gone), now, out)
 
     def _take_refusal(self, event: events.Denied, out: list[events.Action]) -> None:
         self._pending, asked = self._pending.answered(event.number)
@@ -183,15 +194,15 @@ class Session:
         name = exchange.mailbox_name(self.identity.node, self._outbox.join_seq)
         self._mailbox = self._mailbox.opened(name, self.seen.epoch)
         # Events that the agent did not take are about ranks that this node does not want any more.
-        self._drop_words(
+        self._drop_events(
             (messages.RankAssignment, messages.RoundEnd, messages.StopAsked, messages.StopProposed, messages.StopAgreed)
         )
         self._waiting = Waiting(now)
-        self._unsure = False
+        self._ranks_unconfirmed = False
         self._heartbeats = self._heartbeats.joins()
         self.contact = _session_liveness.rejoin(self.contact)
 
-    def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
+    def _observe_contact(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
         if self.error is not None:
             return
         if self.final is not None:
@@ -199,9 +210,9 @@ class Session:
             self.contact = _session_liveness.observe(self.contact, event, now)
         elif not self.closed:
             self.contact, actions = _session_liveness.step(self.contact, event, now)
-            self._obey(actions, now, out)
+            self._carry_out(actions, now, out)
 
-    def _obey(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
+    def _carry_out(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
         for action in actions:
             match action:
                 case _session_liveness.ReplaceConnection():
@@ -223,7 +234,7 @@ class Session:
         # which is cut off.
         has_no_coordinator = action.gone or (action.closed and hosts_alone)
         if has_no_coordinator:
-            self.words += (messages.StoreGone(action.why),)
+            self.unread += (messages.StoreGone(action.why),)
         host = self._host if self.contact.met else ""
         place = memory.search(self.where, host, self.status)
         self.error = self.identity.gave_up(action.closed, f"{place}: {action.why}")
@@ -236,12 +247,12 @@ class Session:
         """
         if grace is None:
             grace = GRACE * self.contact.limits.heartbeat
-        self._drop_words((messages.RankAssignment,))
-        self.words += (messages.ContactLost(why, grace),)
-        self._unsure = False
+        self._drop_events((messages.RankAssignment,))
+        self.unread += (messages.ContactLost(why, grace),)
+        self._ranks_unconfirmed = False
 
-    def _drop_words(self, kinds: tuple[type[Word], ...]) -> None:
-        self.words = tuple(word for word in self.words if not isinstance(word, kinds))
+    def _drop_events(self, kinds: tuple[type[MembershipEvent], ...]) -> None:
+        self.unread = tuple(each for each in self.unread if not isinstance(each, kinds))
 
     def _disconnected(self) -> None:
         self._connected = False
@@ -260,34 +271,36 @@ class Session:
 
     # Answers.
 
-    def _answered(self, asked: PendingOperation, result: events.Answered, now: float, out: list[events.Action]) -> None:
+    def _handle_answer(
+        self, asked: PendingOperation, result: events.Answered, now: float, out: list[events.Action]
+    ) -> None:
         match asked.task, result:
             case Task.FIND, _:
-                self._found(result is True, now, out)
+                self._end_search(result is True, now, out)
             case Task.GREET, [data, heard]:
-                self._greet(data or b"", heard, now, out)
+                self._read_greeting(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
                 join = self.identity.join(result, self.terms, self.seen)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
-                self._posted(asked, now, out)
+                self._message_stored(asked, now, out)
             # The coordinator's heartbeat, read after one of this node's or while these are paused.
             case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
-                self._feel(heard, asked, now, out)
+                self._read_heartbeat(heard, asked, now, out)
             case Task.TAKE, data:
-                self._taken(asked.key, data, now, out)
+                self._end_watch(asked.key, data, now, out)
             case Task.FORGET, _ if isinstance(asked.what, Delete):
                 self._mailbox = self._mailbox.cleared(asked.what.keys)
             case Task.CAUSE, [cause] if self._ending is not None:
                 self._end_with_cause(asked.key, self._ending, cause, now, out)
 
-    def _taken(self, key: str, data: events.Answered, now: float, out: list[events.Action]) -> None:
+    def _end_watch(self, key: str, data: events.Answered, now: float, out: list[events.Action]) -> None:
         """Note that the wait for the next notice is over, with or without the notice."""
         self._mailbox = self._mailbox.awaits(None)
         if isinstance(data, bytes):
-            self._notice(key, data, now, out)
+            self._read_notice(key, data, now, out)
 
-    def _found(self, is_there: bool, now: float, out: list[events.Action]) -> None:
+    def _end_search(self, is_there: bool, now: float, out: list[events.Action]) -> None:
         """Read the greeting if there is one; else the speaking thread waits for it again."""
         if not is_there:
             self.status = "the store answers, but no node coordinates this job yet"
@@ -295,7 +308,7 @@ class Session:
         greeting = Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT))
         self._ask(Task.GREET, greeting, now, out)
 
-    def _posted(self, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
+    def _message_stored(self, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
         """Note that the store has a message of this node."""
         self._outbox = self._outbox.done(asked.seq)
         self._mailbox = self._mailbox.woken(asked.key)
@@ -303,9 +316,9 @@ class Session:
         if is_first_sign:
             # A request to join counts as a heartbeat; the first of the new mailbox follows at once.
             self._heartbeats = evolve(self._heartbeats, due_at=now)
-            self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
+            self._observe_contact(_session_liveness.Acknowledged(asked.sent), now, out)
 
-    def _greet(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
+    def _read_greeting(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
             announcement = self.identity.announcement(data)
         except errors.RendezvousClosedError as error:
@@ -321,9 +334,9 @@ class Session:
             self._host = announcement.host
             self._greeted = True
             self.status = ""
-            self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
+            self._observe_contact(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
-    def _feel(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
+    def _read_heartbeat(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
         """
         Take the coordinator's heartbeat, which was read after, or in place of, one of this node.
         """
@@ -335,14 +348,16 @@ class Session:
         read = None
         count = NOTHING_HEARD
         if heard is not None:
-            read = self._read_of(heard, asked.task)
+            read = self._last_read_of_own(heard, asked.task)
             count = heard.count
             self._follow_coordinator(heard, out)
 
-        self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out)
-        self._take_up(read, now, out)
+        self._observe_contact(
+            _session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out
+        )
+        self._deliver_ranks(read, now, out)
 
-    def _read_of(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
+    def _last_read_of_own(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
         """
         Return when the last heartbeat of this node was sent that the coordinator reports as read.
         """
@@ -368,13 +383,13 @@ class Session:
             ended = f"job {self.identity.run_id!r} has ended: {heard.over}"
             self._fail(errors.RendezvousClosedError(ended), out)
 
-    def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
+    def _read_notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
         notice = self._decoded(key, data, now, out)
         if isinstance(notice, messages.Final) and _is_cause_cut(notice):
             self._ending = notice
             self._ask(Task.CAUSE, Read((exchange.CAUSE,)), now, out, key=key)
         else:
-            self._deliver(key, notice, now, out)
+            self._take_notice(key, notice, now, out)
 
     def _decoded(
         self, key: str, data: bytes, now: float, out: list[events.Action]
@@ -395,72 +410,79 @@ class Session:
         whole = self.identity.whole(ending, cause)
         if cause is not None and whole is ending:
             self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
-        self._deliver(key, whole, now, out)
+        self._take_notice(key, whole, now, out)
 
     def _refuse(self, kind: str, why: object, now: float, out: list[events.Action]) -> None:
         self._refusals, said = refuse(self._refusals, kind, why, now)
         out += said
 
-    def _deliver(
+    def _take_notice(
         self, key: str, notice: messages.CoordinatorNotice | None, now: float, out: list[events.Action]
     ) -> None:
-        if notice is not None and key == self._next_key():  # an earlier mailbox is about a round that is over
+        if notice is not None and key == self._next_notice():  # an earlier mailbox is about a round that is over
             self._mailbox = self._mailbox.further()
-            self._believe(notice, now, out)
+            self._apply_notice(notice, now, out)
         self._mailbox = self._mailbox.taken(key, isinstance(notice, messages.RankAssignment))
 
-    def _believe(self, notice: messages.CoordinatorNotice, now: float, out: list[events.Action]) -> None:
+    def _apply_notice(self, notice: messages.CoordinatorNotice, now: float, out: list[events.Action]) -> None:
         self.seen = self.seen.after_notice(notice)
-        if isinstance(notice, messages.GivenUp):
-            self._stop(f"the job counts this node as lost: {notice.why}")
-        elif isinstance(notice, messages.Elaborate):
-            self._outbox = self._outbox.elaborate(notice.round, self.identity.node)
-        elif isinstance(notice, messages.Caution):
-            out.append(Log("warning", notice.text))
-        elif isinstance(notice, messages.RankAssignment):
-            self._unsure = True
-            self._waiting = None
-            self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
-            self._take_up(read, now, out)
-        elif isinstance(notice, (messages.StopAsked, messages.StopProposed, messages.StopAgreed)):
-            self.words += (notice,)
-        else:
-            self._take_up(-math.inf, now, out)
-            self.words += (notice,)
-            if not isinstance(notice, messages.RoundEnd):
+        match notice:
+            case messages.GivenUp(why):
+                self._stop(f"the job counts this node as lost: {why}")
+            case messages.Elaborate(number):
+                self._outbox = self._outbox.elaborate(number, self.identity.node)
+            case messages.Caution(text):
+                out.append(Log("warning", text))
+            case messages.RankAssignment():
                 self._waiting = None
+                self._ranks_unconfirmed = True
+                self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
+                self._deliver_ranks(read, now, out)
+            case messages.StopAsked() | messages.StopProposed() | messages.StopAgreed():
+                self.unread += (notice,)
+            case messages.RoundEnd():
+                self._withdraw_ranks(now, out)
+                self.unread += (notice,)
+            case messages.Final():
+                self._withdraw_ranks(now, out)
+                self.unread += (notice,)
+                self._waiting = None
+                self.final = notice
+                self._outbox = self._outbox.add(messages.Acknowledgement(self.identity.node))
+            case _:
+                assert_never(notice)
 
-        if isinstance(notice, messages.Final):
-            self.final = notice
-            self._outbox = self._outbox.add(messages.Acknowledgement(self.identity.node))
+    def _withdraw_ranks(self, now: float, out: list[events.Action]) -> None:
+        """Replace ranks whose round has ended by a loss of contact, if the agent has not got them."""
+        self._deliver_ranks(-math.inf, now, out)
 
-    def _take_up(self, read: float | None, now: float, out: list[events.Action]) -> None:
+    def _deliver_ranks(self, read: float | None, now: float, out: list[events.Action]) -> None:
         """
         Pass on the ranks once it is certain that no other node can have them: the coordinator
         *read* this node lately.
         """
         ranks = self._heartbeats.ranks
-        if not self._unsure or ranks is None or read is None:
+        if not self._ranks_unconfirmed or ranks is None or read is None:
             return
         if not _session_liveness.is_stale(self.contact, read, now):
-            self._unsure = False
-            self._judge(_session_liveness.Assigned(read), now, out)
-            self.words += (self._in_time(ranks),)
+            self._ranks_unconfirmed = False
+            self._observe_contact(_session_liveness.Assigned(read), now, out)
+            self.unread += (self._unless_too_late(ranks),)
         elif read == -math.inf:  # so they waited for an unknown time, or the round has ended
             self._stop("the ranks of this node arrived too late")
 
-    def _in_time(self, word: Word) -> Word:
+    def _unless_too_late(self, event: MembershipEvent) -> MembershipEvent:
         """
-        Return *word*, or a `ContactLost` for an assignment of ranks that others may have by now.
+        Return *event*, or a `ContactLost` for an assignment of ranks that others may have by now.
         """
-        if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
-            return word
-        why = f"the ranks of round {word.round} arrived while contact was lost"
+        if not isinstance(event, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
+            return event
+        why = f"the ranks of round {event.round} arrived while contact was lost"
         return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
 
     # Next requests.
 
-    def _go_on(self, now: float, out: list[events.Action]) -> None:
+    def _begin_operations(self, now: float, out: list[events.Action]) -> None:
         """Keep both threads busy, or leave once the rest cannot be sent to anyone."""
         if self.closed and self._cannot_send():
             self._leave(out)
@@ -483,7 +505,7 @@ class Session:
 
     def _watch(self, now: float, out: list[events.Action]) -> None:
         """Delete notices that were read, if it is time for that; else wait for the next notice."""
-        key = self._next_key()
+        key = self._next_notice()
         if done := self._mailbox.deletable(key):
             self._ask(Task.FORGET, Delete(done), now, out)
         elif key is not None:
@@ -496,7 +518,7 @@ class Session:
             self._seek_greeting(now, out)
         elif (envelope := self._outbox.next) is not None:
             self._send(envelope, now, out)
-        elif (stale := self._mailbox.stale(self._next_key())) is not None:
+        elif (stale := self._mailbox.stale(self._next_notice())) is not None:
             self._mailbox = self._mailbox.awaits(None)
             self._ask(Task.WAKE, Update({stale: memory.WAKE}, ()), now, out)
         elif self.closed:
@@ -523,7 +545,7 @@ class Session:
         if seq == self._outbox.join_seq and self._outbox.join_sent is not None:
             sent = self._outbox.join_sent
         # The same request ends a wait for a notice of an older mailbox, if there is one.
-        stale = self._mailbox.stale(self._next_key())
+        stale = self._mailbox.stale(self._next_notice())
         woken = {} if stale is None else {stale: memory.WAKE}
         post = Post(self.identity.envelope(seq, what), woken)
         self._ask(Task.POST, post, now, out, key=stale or "", seq=seq, sent=sent)
@@ -546,7 +568,7 @@ class Session:
         own = self.identity.heartbeat(self._mailbox.name, heartbeat)
         self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
 
-    def _next_key(self) -> str | None:
+    def _next_notice(self) -> str | None:
         done = self.closed or (self.final is not None and self._mailbox.read > 0)
         return None if done else self._mailbox.next_key
 
@@ -561,14 +583,14 @@ class Session:
         self.left = True
         out.append(events.Disconnect(self._connection))
 
-    def _complain(self, now: float, out: list[events.Action]) -> None:
+    def _log_wait(self, now: float, out: list[events.Action]) -> None:
         """Log that nothing has come for long, and why; not after the end of this node's part."""
         if self._is_over():
             self._waiting = None
         if self._waiting is None or now < self._waiting.due_at():
             return
         why = self.status or _session_liveness.search(self.contact, now)
-        self._waiting, text = self._waiting.complain(self.identity.node, self.identity.run_id, why, now)
+        self._waiting, text = self._waiting.log_line(self.identity.node, self.identity.run_id, why, now)
         out.append(Log("warning", text))
 
 

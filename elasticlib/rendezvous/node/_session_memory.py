@@ -119,7 +119,7 @@ class Mailbox:
     """The key that a thread watches."""
     done: tuple[str, ...] = ()
     """Keys that were read and, as far as is known, not deleted."""
-    litter: tuple[str, ...] = ()
+    of_older: tuple[str, ...] = ()
     """Keys of older mailboxes."""
     settled: bool = False
     """True if the last notice that was read had ranks."""
@@ -132,7 +132,7 @@ class Mailbox:
     def opened(self, name: str, epoch: int) -> Self:
         """
         Return the mailbox *name*, opened under the coordinator of *epoch*; the keys of the old one
-        become `litter`.
+        become `of_older`.
         """
         if not self.name:
             return evolve(self, name=name)
@@ -140,7 +140,7 @@ class Mailbox:
         # read.
         first = 0 if epoch else self.read
         left = (heartbeat_key(self.name), *(mailbox_key(self.name, index) for index in range(first, self.read + 1)))
-        return evolve(self, name=name, read=0, litter=(*self.litter, *left))
+        return evolve(self, name=name, read=0, of_older=(*self.of_older, *left))
 
     def awaits(self, key: str | None) -> Self:
         """Return the mailbox with *key* as the watched one; None: none."""
@@ -171,13 +171,13 @@ class Mailbox:
         there are ranks.
         """
         if key is None or self.settled or key in self.done:
-            return tuple(dict.fromkeys((*self.done, *(self.litter if self.read else ()))))
+            return tuple(dict.fromkeys((*self.done, *(self.of_older if self.read else ()))))
         return ()
 
     def cleared(self, keys: tuple[str, ...]) -> Self:
         """Return the mailbox after these keys were deleted."""
-        done, litter = ([key for key in each if key not in keys] for each in (self.done, self.litter))
-        return evolve(self, done=tuple(done), litter=tuple(litter)) if keys else self
+        done, of_older = ([key for key in each if key not in keys] for each in (self.done, self.of_older))
+        return evolve(self, done=tuple(done), of_older=tuple(of_older)) if keys else self
 
 
 _T = TypeVar("_T")
@@ -211,7 +211,7 @@ class Waiting:
         more = self.logged - len(_LOG_AFTER)
         return self.since + (_LOG_AFTER[self.logged] if more < 0 else _LOG_AFTER[-1] + _LOG_EVERY * (more + 1))
 
-    def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
+    def log_line(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
         """Return the wait after one more log line, and that line; *why* may be empty."""
         why = why or "the job is found, but its coordinator has not reported its nodes yet"
         said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"

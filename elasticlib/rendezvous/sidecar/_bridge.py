@@ -31,7 +31,7 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.processes import CHANNEL_FD, Channel, Lease, Message, Process, Waitable, wait_readable, wake_with_parent
-from elasticlib.rendezvous._membership import PATIENCE, STAYS, Word
+from elasticlib.rendezvous._membership import PATIENCE, STAYS, MembershipEvent
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -230,7 +230,7 @@ class Bridge:
         self._report_hosting()
         self._report_waiting()
 
-    def _send_notice(self, notice: Word) -> None:
+    def _send_notice(self, notice: MembershipEvent) -> None:
         match notice:
             case ContactLost(why, grace):
                 self.channel.send({"op": "lost", "why": why, "grace": grace})

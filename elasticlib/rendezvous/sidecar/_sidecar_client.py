@@ -41,7 +41,7 @@ from elasticlib.processes import (
     search_path_argument,
     spawn,
 )
-from elasticlib.rendezvous._membership import Requests, Word
+from elasticlib.rendezvous._membership import MembershipEvent, Requests
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._messages import (
@@ -176,7 +176,7 @@ class SidecarClient:
         """Return the seconds until `drain` must be called even if nothing is readable."""
         return 0.0 if self._error is not None else self._process.poll_timeout()
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[MembershipEvent]:
         """
         Return the new events, oldest first, without blocking.
 
@@ -202,8 +202,8 @@ class SidecarClient:
 
         return notices
 
-    def _receive_all(self) -> list[Word]:
-        notices: list[Word] = []
+    def _receive_all(self) -> list[MembershipEvent]:
+        notices: list[MembershipEvent] = []
         while self._process.is_readable():
             try:
                 received = self._process.receive()
@@ -221,7 +221,7 @@ class SidecarClient:
 
         return notices
 
-    def _note_silence(self) -> list[Word]:
+    def _note_silence(self) -> list[MembershipEvent]:
         if self._process.contact.is_silent:
             why = f"its sidecar has not answered for {self._job.reconnect_timeout:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
@@ -240,7 +240,7 @@ class SidecarClient:
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._job.heartbeat)
 
-    def _lose_process(self, notices: list[Word]) -> None:
+    def _lose_process(self, notices: list[MembershipEvent]) -> None:
         self._process.lose()
         if self._error is not None:
             return  # the process has sent the reason
@@ -275,7 +275,7 @@ class SidecarClient:
         except ElasticError as error:
             self._error = error
 
-    def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
+    def _hear(self, message: Message, descriptors: list[int]) -> list[MembershipEvent]:
         """Return the notices of one message for the agent; note its other contents here."""
         match message["op"]:
             case "notice":

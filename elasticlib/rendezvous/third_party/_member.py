@@ -20,7 +20,7 @@ from typing import Any
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elasticlib.processes import start_thread
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import Close, WorkerReport
@@ -60,7 +60,7 @@ class HandlerMember:
         self._silence = silence
         self._clock = clock
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._notices: deque[Word | RendezvousError] = deque()
+        self._notices: deque[MembershipEvent | RendezvousError] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ class HandlerMember:
             return self._silence
         return max(0.0, since + self._silence - self._clock())
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[MembershipEvent]:
         """
         Return the new events, oldest first; raise a `RendezvousError` when the handler failed or
         does not answer.
@@ -123,8 +123,8 @@ class HandlerMember:
             self._check_answers()
         return notices
 
-    def _take_notices(self) -> list[Word]:
-        notices: list[Word] = []
+    def _take_notices(self) -> list[MembershipEvent]:
+        notices: list[MembershipEvent] = []
         while self._notices:
             notice = self._notices.popleft()
             if not isinstance(notice, RendezvousError):
@@ -172,7 +172,7 @@ class HandlerMember:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {order!r:.60}")
         self._orders.put(order)
 
-    def _tell(self, notice: Word | RendezvousError) -> None:
+    def _tell(self, notice: MembershipEvent | RendezvousError) -> None:
         self._notices.append(notice)
         with self._lock:
             if self._ready >= 0:

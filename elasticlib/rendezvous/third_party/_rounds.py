@@ -24,7 +24,7 @@ from attrs import define, evolve, field
 
 from elasticlib._clock import Clock
 from elasticlib.errors import RendezvousError, RendezvousTimeoutError
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -141,7 +141,7 @@ class HandlerRounds:
     offer: ThirdPartyNodeInfo
     orders: queue.SimpleQueue[Order]
     closing: threading.Event
-    tell: Callable[[Word | RendezvousError], None]
+    tell: Callable[[MembershipEvent | RendezvousError], None]
     clock: Clock
 
     _phase: _Phase = field(init=False, default=_Phase.IDLE)

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._identity import LOOK_AGAIN, SUSPECTED_FOR
 from elasticlib.rendezvous.node._session import Session
@@ -114,7 +114,7 @@ class SessionChecks:
     ) -> None:
         """The session has taken a step."""
         self.waking.stepped(now)
-        words = [word for word in after.words if not any(word is old for old in before.words)]
+        words = [word for word in after.unread if not any(word is old for old in before.unread)]
         losses = [word for word in words if isinstance(word, messages.ContactLost)]
         early = [loss for loss in losses if loss.why.startswith(LOST) and now >= self.contact.lost_at()]
         for loss in early:
@@ -142,13 +142,13 @@ class SessionChecks:
             self._act(action, now, after.status)
         self._rests(after, now)
 
-    def taken(self, words: tuple[Word, ...], after: Session) -> None:
+    def taken(self, words: tuple[MembershipEvent, ...], after: Session) -> None:
         """What came for the agent was taken."""
-        self.demand(not after.words, f"the agent has taken {after.words}, and would be told again")
+        self.demand(not after.unread, f"the agent has taken {after.unread}, and would be told again")
         late = self.contact.fenced and any(isinstance(word, messages.RankAssignment) for word in words)
         self.demand(not late, f"contact is lost, and the agent takes {words}")
 
-    def _ends(self, before: Session, after: Session, words: list[Word], now: float) -> None:
+    def _ends(self, before: Session, after: Session, words: list[MembershipEvent], now: float) -> None:
         """The session's part may end now, or must."""
         self.demand(before.error in (None, after.error), "the error that ended its part is another one")
         self.demand(not self._must_end or after.error is not None, "its part is over, and goes on")
@@ -195,7 +195,7 @@ class SessionChecks:
                 self._unsure = False
                 self.heartbeats.joins()
                 self.waiting.begins(now)
-                old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
+                old = [word for word in after.unread if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
                 self.demand(not old, f"it asks for ranks, and has {old} for its agent")
             case events.SendReport(report):
                 self.envelopes.told(report)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from attrs import Factory, define
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.protocol._exchange import key_place
 from elasticlib.rendezvous.protocol._messages import (
@@ -109,7 +109,7 @@ class Waiting:
 
 
 def is_told(
-    notice: CoordinatorNotice | None, words: Sequence[Word], after: Session, fenced: bool, demand: Demand
+    notice: CoordinatorNotice | None, words: Sequence[MembershipEvent], after: Session, fenced: bool, demand: Demand
 ) -> None:
     """The agent gets the *notice* that was read, or hears that ranks came too late, and nothing else."""
     losses = [word for word in words if isinstance(word, ContactLost)]
@@ -119,5 +119,5 @@ def is_told(
     due = [notice] if isinstance(notice, FOR_AGENTS) and not late else []
     found = [word for word in words if not isinstance(word, (ContactLost, StoreGone))]
     demand(found == due, f"the agent is told {found}, and should be told {due}")
-    assignments = [word for word in after.words if isinstance(word, RankAssignment)]
+    assignments = [word for word in after.unread if isinstance(word, RankAssignment)]
     demand(not losses or not assignments, f"contact is lost, and the agent gets {assignments}")

@@ -41,5 +41,5 @@ class Waking:
         before = now + _FOR_EVER if wakes is None else wakes - SOON
         if before > now:
             after, actions = session.step(TimePassed(), before)
-            same = (after.words, after.error) == (session.words, session.error)
+            same = (after.unread, after.error) == (session.unread, session.error)
             self.demand(not actions and same, f"it wants to be woken at {wakes}, and wants {actions} before")

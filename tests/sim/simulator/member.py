@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 
 from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, RendezvousError, StartError
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.node._session import Session
@@ -65,7 +65,7 @@ class NodeClient:
     link: Link
     cluster: SimulatedCluster
     describe: Callable[[], Descriptor]
-    tell: Callable[[Word], None]
+    tell: Callable[[MembershipEvent], None]
     over: Callable[[str], None]
     key: bytes | None
     stepped: Callable[[], object] = bool
@@ -105,7 +105,7 @@ class NodeClient:
         self._observe(event, before, actions)
         self._perform(actions)
         failed = self.session.error is not None and self.session.final is None and not self._ended
-        if (self.session.words or failed) and not self._taking:
+        if (self.session.unread or failed) and not self._taking:
             self._taking = True
             self.process.after(TAKEN, self._take)
         self._set_alarm()

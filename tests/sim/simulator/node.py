@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from attrs import Factory, define, field, frozen
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node import _session_events as session_events
 from elasticlib.rendezvous.protocol._messages import (
     ContactLost,
@@ -96,7 +96,7 @@ class Node:
     policy: _policy.AgentState = field(init=False)
     _ports: Iterator[int] = Factory(lambda: itertools.count(20000))
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
-    _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
+    _channel: deque[tuple[int, MembershipEvent | Stopping]] = Factory(deque)
     """What the sidecar has sent and the agent has not read, each with the request that it answers."""
     _generation: int = 0
     """How often the agent has asked for ranks."""
@@ -280,13 +280,13 @@ class Node:
 
     # The sidecar.
 
-    def _pass_on(self, word: Word) -> None:
+    def _pass_on(self, word: MembershipEvent) -> None:
         """A word of the member goes to the agent."""
         if isinstance(word, RankAssignment):
             self._watch = self._watch.assigned()
         self._send(word)
 
-    def _send(self, word: Word | Stopping) -> None:
+    def _send(self, word: MembershipEvent | Stopping) -> None:
         generation = self._watch.generation
 
         def arrive() -> None:

@@ -40,7 +40,7 @@ from elasticlib.rendezvous import (
     Rules,
     open_local,
 )
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
@@ -473,7 +473,7 @@ def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
 class Told:
     """A membership that says one of the words it was given each time it is asked (None: nothing)."""
 
-    def __init__(self, *words: Word | Exception | None) -> None:
+    def __init__(self, *words: MembershipEvent | Exception | None) -> None:
         self.node = "n1/1-a"
         self.words = deque(words)
         self.told: list[tuple[Any, ...]] = []
@@ -501,7 +501,7 @@ class Told:
     def poll_timeout(self) -> float | None:
         return self.wait
 
-    def drain(self) -> list[Word]:
+    def drain(self) -> list[MembershipEvent]:
         word = self.words.popleft() if self.words else None
         if isinstance(word, Exception):
             raise word
@@ -523,7 +523,7 @@ def assigned() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
     """Makes agents whose membership says what it is given."""
     made: list[Told] = []
 
-    def new(words: Sequence[Word | Exception | None], *rounds: Sequence[Look]) -> tuple[Scripted, Told]:
+    def new(words: Sequence[MembershipEvent | Exception | None], *rounds: Sequence[Look]) -> tuple[Scripted, Told]:
         member = Told(*words)
         made.append(member)
         spec = WorkerSpec(
@@ -596,7 +596,7 @@ def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assig
 def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -> None:
     """Lost contact was answered by another join: the coordinator takes these ranks's workers for gone by then."""
     agent, member = assigned([Final(True, "all succeeded")])
-    together: deque[list[Word]] = deque([[LOST, NODES]])
+    together: deque[list[MembershipEvent]] = deque([[LOST, NODES]])
     drain = member.drain
     member.drain = lambda: together.popleft() if together else drain()  # type: ignore[method-assign]
 
@@ -640,7 +640,7 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
         signal.raise_signal(signal.SIGTERM)
         return HEALTHY
 
-    def drain() -> list[Word]:
+    def drain() -> list[MembershipEvent]:
         if any(call[0] == "shutdown" for call in agent.calls):
             raise RendezvousConnectionError("gone")
         return Told.drain(member)
@@ -686,7 +686,7 @@ def test_failures_of_a_left_round_are_not_those_of_the_end(assigned: Assigned) -
 
 
 @pytest.mark.parametrize("word", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
-def test_results_of_a_round_repeated_elsewhere_are_an_error(word: Word, assigned: Assigned) -> None:
+def test_results_of_a_round_repeated_elsewhere_are_an_error(word: MembershipEvent, assigned: Assigned) -> None:
     final = Final(True, "all 2 nodes succeeded in round 1", round=1)
     agent, _ = assigned([NODES, None, None, word, final], [succeeded()])
 
@@ -731,7 +731,7 @@ HOST_LOST = "host n2 was lost in 3 rounds in a row before any worker succeeded; 
     ids=["timeout", "closed", "refused", "failed", "failed after a round"],
 )
 def test_an_end_that_no_worker_caused_is_raised(
-    words: Sequence[Word | None], expected: type[Exception], assigned: Assigned
+    words: Sequence[MembershipEvent | None], expected: type[Exception], assigned: Assigned
 ) -> None:
     agent, _ = assigned(words, [HEALTHY] * 9)
 

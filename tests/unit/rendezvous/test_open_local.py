@@ -23,7 +23,7 @@ from elasticlib.rendezvous import (
     Rules,
     open_local,
 )
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.protocol._messages import Failed, Stopped, Succeeded
 
 LIMIT = 30.0
@@ -36,7 +36,7 @@ def rendezvous() -> Iterator[Rendezvous]:
 
 
 def notice(rendezvous: Rendezvous) -> Notice:
-    taken: list[Word] = []
+    taken: list[MembershipEvent] = []
     while not taken:
         assert select.select([rendezvous.member], [], [], LIMIT)[0], f"no notice within {LIMIT:g} s"
         taken = rendezvous.member.drain()

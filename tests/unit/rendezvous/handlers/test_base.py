@@ -28,7 +28,7 @@ from elasticlib.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from elasticlib.rendezvous._membership import Membership, Talk, Word
+from elasticlib.rendezvous._membership import HandlerMembership, Membership, MembershipEvent
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
@@ -308,7 +308,7 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
     return outcome
 
 
-def talk(handler: CoordinatedHandler) -> Talk:
+def talk(handler: CoordinatedHandler) -> HandlerMembership:
     assert handler._node.member is not None, "it has asked nothing yet"
     return handler._node.member
 
@@ -533,9 +533,9 @@ def test_static_parameters_make_a_static_handler() -> None:
 # Our handler in an agent's hands.
 
 
-def heard(member: Membership, kind: type[Word]) -> Any:
+def heard(member: Membership, kind: type[MembershipEvent]) -> Any:
     """The first word of that kind that *member* has."""
-    found: list[Word] = []
+    found: list[MembershipEvent] = []
 
     def came() -> bool:
         found.extend(word for word in member.drain() if isinstance(word, kind))

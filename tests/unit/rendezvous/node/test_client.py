@@ -20,7 +20,7 @@ from elasticlib.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
@@ -151,9 +151,9 @@ def member(stage: Stage) -> Iterator[NodeClient]:
     member.close()
 
 
-def take(member: NodeClient, count: int = 1) -> list[Word]:
+def take(member: NodeClient, count: int = 1) -> list[MembershipEvent]:
     """The next *count* words; a wait ends when the member wants to be asked, as its owner's does."""
-    words: list[Word] = []
+    words: list[MembershipEvent] = []
     while len(words) < count:
         patience = member.poll_timeout()
         ready = select.select([member], [], [], LIMIT if patience is None else min(LIMIT, patience))[0]
@@ -206,7 +206,7 @@ def test_the_connection_for_notices_is_opened_before_ranks_are_asked_for(stage: 
 class Asks:
     """A session that asks for one operation, whatever happens."""
 
-    words = ()
+    unread = ()
     error = final = None
     closed = False
 

@@ -20,7 +20,7 @@ from elasticlib.errors import RendezvousTimeoutError
 from elasticlib.processes._lease import Lease
 from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Failed,
@@ -49,7 +49,7 @@ class Member:
     def __init__(self) -> None:
         self.node = "n1/1-a"
         self.asked: list[Any] = []
-        self.words: deque[Word | Exception] = deque()
+        self.words: deque[MembershipEvent | Exception] = deque()
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.bound: socket.socket | None = None
         self.kill_after: float | None = None
@@ -84,8 +84,8 @@ class Member:
     def kill_in(self) -> float | None:
         return self.kill_after
 
-    def drain(self) -> list[Word]:
-        words: list[Word] = []
+    def drain(self) -> list[MembershipEvent]:
+        words: list[MembershipEvent] = []
         while self.words:
             word = self.words.popleft()
             if isinstance(word, Exception):
@@ -167,7 +167,7 @@ class Desk:
     def report(self, report: Report) -> None:
         self.hear("report", report=to_plain(report))
 
-    def tell(self, *words: Word | Exception) -> None:
+    def tell(self, *words: MembershipEvent | Exception) -> None:
         """The member has *words*, and the pump works them off."""
         self.member.words.extend(words)
         self.step()

@@ -23,7 +23,7 @@ from elasticlib.errors import (
 from elasticlib.processes._programs import ChildProcess
 from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -125,7 +125,7 @@ def member(process: Process, clock: Clock) -> Iterator[SidecarClient]:
     member.close()
 
 
-def taken(member: SidecarClient) -> list[Word]:
+def taken(member: SidecarClient) -> list[MembershipEvent]:
     assert wait_readable([member], LIMIT), "nothing came"
     return member.drain()
 

@@ -18,7 +18,7 @@ from elasticlib.errors import (
     RendezvousStateError,
 )
 from elasticlib.rendezvous import FailureNote, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._membership import MembershipEvent
 from elasticlib.rendezvous.protocol._messages import Failed, Leave, Stopped, Succeeded, WorkerReport
 from elasticlib.rendezvous.third_party._member import HandlerMember
 
@@ -154,7 +154,7 @@ def cluster() -> Iterator[Cluster]:
     cluster.close()
 
 
-def take(member: HandlerMember) -> Word:
+def take(member: HandlerMember) -> MembershipEvent:
     """The next word, which must be the only one."""
     assert select.select([member], [], [], LIMIT)[0], f"no word within {LIMIT:g} s"
     [word] = member.drain()
