@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from elasticlib.engines._placement import EngineContext
-from elasticlib.engines._slurm_queries import answer_of, shown
+from elasticlib.engines._slurm_queries import answer_of, job_name, shown
 
 _RESPONDERS = (1, 2)
 """Places of the nodes that may ask, so that a thousand survivors are not a load for slurmctld."""
@@ -31,14 +31,14 @@ except OSError:
 """
 
 
-def release_command(job: Mapping[str, str], head: str) -> tuple[str, ...]:
+def release_command(name: str, job: Mapping[str, str], head: str) -> tuple[str, ...]:
     """
-    Return the command that gives back the *job* that Slurm describes; empty if its script was not on *head*.
+    Return the command that gives back the job *name*, which is *job* for Slurm; empty if its script was not on *head*.
     """
     has_script = job.get("BatchFlag") == "1" and job.get("BatchHost") == head
     if not has_script or job.get("JobState") != "RUNNING":
         return ()
-    return ("scancel", job["JobId"])
+    return ("scancel", name)
 
 
 def release_after_loss(environ: Mapping[str, str], context: EngineContext | None) -> str:
@@ -47,15 +47,25 @@ def release_after_loss(environ: Mapping[str, str], context: EngineContext | None
 
     *context* is that of this process, which has lost the contact with the first node.
     """
-    if context is None or context.engine != "slurm" or context.node_rank not in _RESPONDERS:
+    if context is None or not _is_responder(context):
         return ""
 
-    head, this = context.hosts[0], context.hosts[context.node_rank]
-    command = release_command(shown("job", environ["SLURM_JOB_ID"]), head)
-    others = [host for host in context.hosts if host not in (head, this)]
-    if not command or not _is_launcher_gone(environ, others):
+    name = job_name(environ)
+    command = release_command(name, shown("job", name), context.hosts[0])
+    if not command or not _is_launcher_gone(environ, _witnesses(context)):
         return ""
     return " ".join(command) if _answer(command, environ) is not None else ""
+
+
+def _is_responder(context: EngineContext) -> bool:
+    """Return True if this node is one of those that give an allocation back."""
+    return context.engine == "slurm" and context.node_rank in _RESPONDERS
+
+
+def _witnesses(context: EngineContext) -> list[str]:
+    """Return the nodes that may say whether the first one can be reached."""
+    head, this = context.hosts[0], context.hosts[context.node_rank or 0]
+    return [host for host in context.hosts if host not in (head, this)]
 
 
 def _is_launcher_gone(environ: Mapping[str, str], others: Sequence[str]) -> bool:

@@ -47,9 +47,20 @@ def _node_address(host: str) -> str:
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
     """Return the Unix time at which Slurm now plans to end the job of this step; None without an answer."""
-    if "SLURM_JOB_ID" not in environ:
-        return None
-    return number_in(shown("job", environ["SLURM_JOB_ID"]), "EndTime")
+    return number_in(_own_job(environ), "EndTime")
+
+
+def _own_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts that Slurm shows of this step's job; empty outside of Slurm, or without an answer."""
+    name = job_name(environ)
+    return shown("job", name) if name else {}
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """Return the name of this step's own job for Slurm's commands; empty outside of Slurm."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    # One of the tasks has the number of the whole array, and by that number a command changes all tasks.
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def kill_wait(environ: Mapping[str, str]) -> float | None:
@@ -68,9 +79,7 @@ def kill_wait_of(settings: str) -> float | None:
 
 def is_cancelled(environ: Mapping[str, str]) -> bool:
     """Return True if this process is in a step of a Slurm job that its owner has cancelled, as far as Slurm says."""
-    if "SLURM_STEP_ID" not in environ or "SLURM_JOB_ID" not in environ:
-        return False
-    return _was_cancelled(shown("job", environ["SLURM_JOB_ID"]), _restarts_in(environ))
+    return "SLURM_STEP_ID" in environ and _was_cancelled(_own_job(environ), _restarts_in(environ))
 
 
 def _was_cancelled(job: Mapping[str, str], restarts: int) -> bool:
@@ -92,8 +101,8 @@ def requeue(environ: Mapping[str, str]) -> str:
 
     Return the reason if the job is not requeued; empty if it is.
     """
-    number, restarts = environ.get("SLURM_JOB_ID", ""), _restarts_in(environ)
-    job = shown("job", number)
+    name, restarts = job_name(environ), _restarts_in(environ)
+    job = shown("job", name)
     if not job:
         return "Slurm does not say whether the job was cancelled"
     if _was_cancelled(job, restarts):
@@ -101,9 +110,9 @@ def requeue(environ: Mapping[str, str]) -> str:
     if _is_requeued(job, restarts):
         return ""
 
-    complaint = _complaint_about("requeue", number)
+    complaint = _complaint_about("requeue", name)
     # Two nodes may ask at the same time, of which Slurm refuses the second.
-    is_done = not complaint or _is_requeued(shown("job", number), restarts)
+    is_done = not complaint or _is_requeued(shown("job", name), restarts)
     return "" if is_done else complaint
 
 
@@ -130,8 +139,10 @@ def shown(kind: str, name: str) -> dict[str, str]:
 
 
 def facts_in(shown: str) -> dict[str, str]:
-    """Return the facts in a line of ``scontrol show --oneliner`` by name."""
-    return dict(re.findall(r"(?:^| )(\w+)=(\S*)", shown))
+    """Return the facts in the first line of ``scontrol show --oneliner`` by name."""
+    # A job of several components has a line for each; the first is that of its leader.
+    first = shown.partition("\n")[0]
+    return dict(re.findall(r"(?:^| )(\w+)=(\S*)", first))
 
 
 def _scontrol(*args: str) -> subprocess.CompletedProcess[str] | None:

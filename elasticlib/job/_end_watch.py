@@ -59,7 +59,9 @@ class AnnouncedEnd:
         if left > self.lead:
             return None
         at = time.strftime("%H:%M:%S", time.localtime(self.notice.end_time))
-        return StopRequest(f"the job's time ends at {at}", max(left, 0.0), is_notice=True, needs_listener=True)
+        # A scheduler lets some jobs run beyond their end, and clocks differ: a past end is no reason to save nothing.
+        grace = left if left > 0 else None
+        return StopRequest(f"the job's time ends at {at}", grace, is_notice=True, needs_listener=True)
 
 
 def source_of(notice: str | os.PathLike[str] | Callable[[], str | None]) -> Source:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.slurm._cluster import Cluster, Job
 from tests.waiting import wait_until
@@ -72,6 +73,21 @@ def test_a_job_comes_back_whose_ranks_do_not_ask_for_notices(slurm: Cluster, tmp
 
     # Slurm ends the launcher at the requeue, often before it has written so.
     assert 1 == int(job.facts()["Restarts"]), job.said
+
+
+def test_only_the_task_of_an_array_that_was_preempted_comes_back(slurm: Cluster, tmp_path: Path) -> None:
+    """The last task has the number of the whole array, by which Slurm's commands change all tasks."""
+    array = start(slurm, tmp_path, "--nodes=1", "--array=0-1")
+    array.says("trains", times=2)
+    first, last = (evolve(array, number=f"{array.number}_{task}") for task in (0, 1))
+    assert last.facts()["JobId"] == array.number
+
+    last.cancel("--signal=TERM")
+    wait_until(lambda: last.facts()["JobState"] == "PENDING", what=lambda: array.said)
+    assert ("RUNNING", "0") == (first.facts()["JobState"], first.facts()["Restarts"])
+    array.cancel()
+
+    assert "CANCELLED" == first.ends() == last.ends()
 
 
 def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ BATCH = {"JobId": "1", "JobState": "RUNNING", "BatchFlag": "1", "BatchHost": "n1
     ],
 )
 def test_only_a_running_job_whose_script_is_lost_is_given_back(job: dict[str, str], command: tuple[str, ...]) -> None:
-    assert command == release_command(job, "n1")
+    assert command == release_command("1", job, "n1")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.engines import is_cancelled, reachable
+from elasticlib.engines import end_of_job, is_cancelled, reachable, requeue
 
 NAME = "node.invalid"
 """A name that no resolver knows (RFC 6761)."""
@@ -64,6 +64,44 @@ def test_a_cancelled_job_is_one_that_slurm_calls_so(
     scontrol(tmp_path, monkeypatch, script)
 
     assert is_over == is_cancelled({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"})
+
+
+TASKS = """case "$4" in
+9_1) echo JobId=9 ArrayTaskId=1 JobState=RUNNING Restarts=0 EndTime=2000;;
+9_0) echo JobId=10 ArrayTaskId=0 JobState=CANCELLED Restarts=0 EndTime=1000;;
+9) echo JobId=9 ArrayTaskId=1 JobState=RUNNING EndTime=2000; echo JobId=10 JobState=CANCELLED Restarts=1 EndTime=1000;;
+esac
+[ $1 = requeue ] && echo "$2" >> requeued
+true"""
+"""The first task is cancelled; the second one runs, and has the number of the whole array."""
+
+
+def task_of_array(task: int) -> dict[str, str]:
+    step = {"SLURM_STEP_ID": "0", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": str(task)}
+    return {**step, "SLURM_JOB_ID": "9" if task else "10"}
+
+
+def test_a_task_of_an_array_has_its_own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol(tmp_path, monkeypatch, TASKS)
+
+    assert [True, False] == [is_cancelled(task_of_array(task)) for task in (0, 1)]
+    assert [1000, 2000] == [end_of_job(task_of_array(task)) for task in (0, 1)]
+
+
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol(tmp_path, monkeypatch, TASKS)
+    monkeypatch.chdir(tmp_path)
+
+    assert "" == requeue(task_of_array(1))
+    assert "9_1\n" == (tmp_path / "requeued").read_text()
+
+
+def test_a_job_of_several_components_has_the_state_of_its_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol(tmp_path, monkeypatch, "echo JobId=12 JobState=CANCELLED; echo JobId=13 JobState=RUNNING")
+
+    assert is_cancelled({"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"})
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "12"}])

@@ -33,7 +33,6 @@ def no_answer() -> None:
     [
         (END - 31, no_answer, None),
         (END - 30, no_answer, 30.0),
-        (END + 5, no_answer, 0.0),
         # The owner has extended the time.
         (END - 30, lambda: END + 600, None),
         (END - 30, lambda: END - 10, 20.0),
@@ -46,6 +45,13 @@ def test_the_end_of_the_time_is_announced_before_it(
 
     assert left == (None if request is None else request.grace)
     assert request is None or (request.is_notice and request.needs_listener)
+
+
+@pytest.mark.parametrize("present", [no_answer, lambda: END - 60])
+def test_a_past_end_leaves_as_much_time_as_an_end_without_a_time(present: Callable[[], float | None]) -> None:
+    request = AnnouncedEnd(EndNotice(end_time=END), 30.0, present)(END + 5)
+
+    assert request is not None and request.grace is None
 
 
 def test_an_extended_time_is_announced_before_its_new_end() -> None:
