@@ -102,6 +102,7 @@ PURE = [
     "engines/_slurm_options.py",
     "engines/_slurm_script.py",
     "remote/_batch_decision.py",
+    "remote/_whole_lines.py",
     "agent/_end_notice.py",
     "engines/_host_list.py",
     "workers/child/_start_spec.py",

@@ -36,12 +36,15 @@ from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
 from elasticlib.remote._node_reporter import NodeReporter
+from elasticlib.remote._whole_lines import WholeLines
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import StopRequest
 
 _CHUNK = 2**15
 _STREAMS = (1, 2)
+_OPEN_LINE_SECONDS = 0.2
+"""Seconds for which a line is kept that has no end yet: another machine's line may be shown before its rest."""
 _LAST_SECONDS = 2.0
 """Seconds for the last frame after a stop."""
 
@@ -152,15 +155,23 @@ class _Output:
             threading.Thread(target=self._forward, args=(stream, source, self._flushes[-1]), daemon=True).start()
 
     def _forward(self, stream: int, source: int, flush: int) -> None:
+        lines = WholeLines()
         while True:
-            is_flush = flush in wait_readable([source, flush], None)
+            ready = wait_readable([source, flush], _OPEN_LINE_SECONDS if lines.is_open else None)
             # At a flush, all that is there, but no wait for processes that hold the pipe longer.
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(source, _CHUNK):
-                    self._send(frame(Kind.OUTPUT, bytes([stream]) + data))
-            if is_flush:
+                    self._show(stream, lines.add(data))
+            if not ready:
+                self._show(stream, lines.rest())
+            if flush in ready:
+                self._show(stream, lines.rest(is_last=True))
                 os.eventfd_read(flush)
                 self._forwarded.release()
+
+    def _show(self, stream: int, text: bytes) -> None:
+        if text:
+            self._send(frame(Kind.OUTPUT, bytes([stream]) + text))
 
     def flush(self, seconds: float = 5.0) -> None:
         """Send the rest, if the client reads it within some time."""
