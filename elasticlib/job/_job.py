@@ -203,6 +203,10 @@ class Job:
         """Remember the workers of other machines that this job has."""
         self._workers.elsewhere = workers
 
+    def note_silence(self, why: str) -> None:
+        """Refuse questions for output and stacks: the workers do not answer this program, for the reason *why*."""
+        self._workers.silence = why
+
     @property
     def started(self) -> bool:
         """True if it runs in the background, in its own thread."""
@@ -401,9 +405,10 @@ class Job:
         Workers continue, and do not have to cooperate: a worker in native code, or one that waits for the
         interpreter's lock, is included. If a worker's stack cannot be read, its text is the reason in
         brackets. Returns {} if no worker runs. Raises `TimeoutError` after *timeout* seconds without an
-        answer, such as while workers are being started.
+        answer, such as while workers are being started, and `ConfigError` for a job of a batch system.
         """
         self._refuse_in_child()
+        self._workers.check_answers()
         if self._workers.elsewhere is not None:
             return Stacks() if self._over else Stacks(self._workers.elsewhere.stacks(timeout))
         with self._changed:
@@ -434,7 +439,7 @@ class Job:
             raise ConfigError(f"grace={grace!r} must be a number of seconds until SIGKILL, 0 or more")
         if self._is_let_go():
             return
-        self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
+        self.ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         # A sink of records may call this in the job's own thread, which cannot wait for its own end.
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
@@ -442,11 +447,12 @@ class Job:
 
     def ends_with_program(self) -> None:
         """Stop the job at the end of the program, and wait until it has stopped."""
-        self._ask_to_stop(f"job {self.name!r} was stopped by the end of its program", None)
+        self.ask_to_stop(f"job {self.name!r} was stopped by the end of its program", None)
         if self._thread is not None:
             self._thread.join(self._grace + _EXIT_LIMIT)
 
-    def _ask_to_stop(self, why: str, grace: float | None) -> None:
+    def ask_to_stop(self, why: str, grace: float | None) -> None:
+        """Ask the running job to stop, for the reason *why*, as `stop` does; return at once."""
         # An interrupt between the check and the request would leave a request without a waiter.
         with DeferredSignals():
             if not self._over:
@@ -511,6 +517,8 @@ class _Workers:
         self.last: tuple[RankStatus, ...] = ()
         self.elsewhere: WorkersElsewhere | None = None
         """The workers of other machines; None: all are on this one."""
+        self.silence = ""
+        """Reason why the workers give neither output nor stacks; empty if they do."""
         self._heading = ""
         """Heading of the stacks that the console will show when they arrive; empty for none."""
 
@@ -550,6 +558,7 @@ class _Workers:
 
     def files_of(self, rank: int) -> list[str]:
         """Return the output files of global *rank* that still exist. Raises `ConfigError`."""
+        self.check_answers()
         ranks = self.course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is not on this node (ranks here: {number_ranges(ranks)})")
@@ -563,6 +572,11 @@ class _Workers:
             )
 
         return [file for file in files if os.path.exists(file)]
+
+    def check_answers(self) -> None:
+        """Raise `ConfigError` if the workers answer no questions."""
+        if self.silence:
+            raise ConfigError(self.silence)
 
     def _now(self) -> list[WorkerNow]:
         # Another thread removes the agent at the end.

@@ -8,6 +8,7 @@ The files of one call on a batch system, in a folder that the client and all nod
     output, errors       output of the job
     result.RESTART.NODE  the packed outcome of a node, in the run of the job after RESTART restarts
     ended.RESTART        its exit status
+    kill                 the client does not wait for workers any more
 
 Rules of this file: the folder is for this user alone. Each call and result begins with a code (HMAC) of its name and
 its bytes, by the token of the submission: what others have written there is not unpickled. The job gets the token in
@@ -40,6 +41,7 @@ CALL = "call"
 SCRIPT = "job.sh"
 OUTPUT, ERRORS = "output", "errors"
 MARK = "ended"
+KILL = "kill"
 _RECORD = "submission.json"
 _NUMBER = "number"
 _RESULT = re.compile(r"result\.(\d{1,9})\.(\d{1,9})")
@@ -125,6 +127,10 @@ class BatchFolder:
         """Return True if the run of the job after so many restarts has ended."""
         return os.path.exists(self.file(f"{MARK}.{restarts}"))
 
+    def kills(self) -> bool:
+        """Return True if the client does not wait for workers any more."""
+        return os.path.exists(self.file(KILL))
+
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.path)
@@ -136,9 +142,15 @@ class BatchFolder:
 
     def _put(self, name: str, content: bytes) -> None:
         descriptor, path = tempfile.mkstemp(prefix=".", dir=self.path)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(path, self.file(name))
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(path, self.file(name))
+        except BaseException:
+            # A full file system has room for the report of the error only without it.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
 
 
 @frozen

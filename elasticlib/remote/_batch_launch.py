@@ -7,7 +7,6 @@ node's outcome, ends the call. An interrupt or a stop cancels the job, and retur
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import logging
 import math
@@ -33,9 +32,10 @@ from elasticlib.errors import SignalException, StartError
 from elasticlib.job import Results
 from elasticlib.processes import wait_readable
 from elasticlib.remote._batch_decision import decide
-from elasticlib.remote._batch_files import ERRORS, OUTPUT, Submission
+from elasticlib.remote._batch_files import ERRORS, KILL, OUTPUT, Submission
 from elasticlib.remote._call import error_of_place, merged_results, pack_call, read_outcome
 from elasticlib.remote._remote_launch import least_nodes, show_output
+from elasticlib.remote._whole_lines import WholeLines
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, StopRequest, interruption, parse_signals
 
@@ -108,7 +108,7 @@ class _GrowingFile:
     path: str
     stream: bytes
     _read: int = 0
-    _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _lines: WholeLines = field(factory=WholeLines)
 
     def skip(self) -> None:
         """Leave out the output so far."""
@@ -121,8 +121,10 @@ class _GrowingFile:
             file.seek(self._read)
             data = file.read(_MOST_OUTPUT)
             self._read += len(data)
-            if data:
-                show_output(self.stream + self._decoder.decode(data).encode())
+            # A line that nobody has continued since the last look is shown without its end.
+            text = self._lines.add(data) if data else self._lines.rest()
+            if text:
+                show_output(self.stream + text)
             return len(data) == _MOST_OUTPUT
         return False
 
@@ -149,6 +151,10 @@ class _BatchWatch:
         self._has_ended = False
         """True if the job was cancelled, or has its outcome."""
         job.note_engine({"engine": "slurm", "job_id": submission.number, "folder": self._files.path})
+        job.note_silence(
+            f"the workers of Slurm job {submission.number} do not answer this program: "
+            f"read their output in {self._files.file(OUTPUT)} and {self._files.file(ERRORS)}"
+        )
 
     def to_its_end(self) -> Results:
         """Return the results of all ranks, or raise the error of the job."""
@@ -182,6 +188,13 @@ class _BatchWatch:
     def _show_output(self) -> bool:
         """Show new output; return True if there may be more."""
         return any([output.show() for output in self._output])
+
+    def _show_rest(self) -> None:
+        """Show all output of a job that writes no more."""
+        while self._show_output():
+            pass
+        # The last line may have no end.
+        self._show_output()
 
     def _read_results(self) -> None:
         for place, name in self._files.results().items():
@@ -255,11 +268,19 @@ class _BatchWatch:
     def _check_stop(self, item: object) -> None:
         """Cancel the job and raise, if *item* asks for its end."""
         if isinstance(item, int):
-            self._cancel(self._grace)
-            raise interruption(item, f"it ran job {self._job.name!r} as Slurm job {self._submission.number}")
+            raise self._interrupted(item)
         if isinstance(item, StopRequest):
             self._cancel(self._grace if item.grace is None else item.grace)
             raise SignalException(item.why, signal.SIGTERM)
+
+    def _interrupted(self, signum: int) -> SignalException:
+        """Return the exception for a signal; it cancels the job, unless another program has submitted it."""
+        number = self._submission.number
+        if self._submission.is_attached:
+            self._has_ended = True
+            return interruption(signum, f"it watched Slurm job {number}, which goes on: `scancel {number}` cancels it")
+        self._cancel(self._grace)
+        return interruption(signum, f"it ran job {self._job.name!r} as Slurm job {number}")
 
     def _cancel(self, grace: float) -> None:
         """Cancel the job, with *grace* for its workers; another signal kills it at once."""
@@ -267,13 +288,20 @@ class _BatchWatch:
         self._send("--signal=TERM" if is_step else "")
         self._has_ended = True
         if not self._wait_for_end(grace):
-            self._send("--signal=KILL")
+            self._kill()
             if not self._wait_for_end(_END_SECONDS):
                 _log.warning("%s may still run: Slurm does not say that it was cancelled", self._seen)
+        self._show_rest()
         script = self._submission.script
         if script is not None and script.poll() is None:
             script.kill()
             script.wait()
+
+    def _kill(self) -> None:
+        # Slurm refuses a signal to a job that it has begun to end: the nodes look for the file.
+        with contextlib.suppress(OSError):
+            self._files.write_text(KILL, "")
+        self._send("--signal=KILL")
 
     def _send(self, option: str) -> None:
         number, options = self._submission.number, filter(None, [option])
@@ -286,6 +314,7 @@ class _BatchWatch:
         until = monotonic() + seconds
         while not self._is_over():
             items = self._next(_LOOK_SECONDS)
+            self._show_output()
             if monotonic() >= until or any(isinstance(item, int) for item in items):
                 return False
             self._ask_at = min(self._ask_at, monotonic() + _SOON_SECONDS)
@@ -300,8 +329,7 @@ class _BatchWatch:
             self._wait_for_mark()
         elif not self._is_over():
             self._cancel(self._grace)
-        while self._show_output():
-            pass
+        self._show_rest()
         if isinstance(decision, RaiseError):
             error = self._error(decision)
             raise error from error.__cause__

@@ -11,24 +11,30 @@ writes no outcome: the next run will.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+import threading
 from functools import partial
 from typing import NoReturn
 
 from attrs import evolve
 
 from elasticlib import records
-from elasticlib._clock import wall_time
+from elasticlib._clock import sleep, wall_time
 from elasticlib.cli import ExitSettings, exit_status, report_end
 from elasticlib.engines import EngineContext, engine_context, kill_wait, reachable, with_all_nodes
-from elasticlib.errors import ConfigError, ElasticError
+from elasticlib.errors import ConfigError, ElasticError, StartError
 from elasticlib.job import Job, Results
 from elasticlib.launch import CheckedLaunch
+from elasticlib.processes import start_thread
 from elasticlib.remote._batch_files import CALL, BatchFolder, result_name
 from elasticlib.remote._call import Call, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.run import carry_out
 from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
+
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks for the client's request to kill the workers."""
 
 
 def main() -> None:
@@ -56,15 +62,16 @@ class _BatchNode:
     def __init__(self, folder: BatchFolder, context: EngineContext, exits: ExitSettings) -> None:
         self._folder, self._context, self._exits = folder, context, exits
         self._world = 0
+        self._job: Job | None = None
+        self._kill_watch: threading.Thread | None = None
 
     def run(self) -> int:
         """Launch the node, write its outcome, and return the exit status."""
         try:
             results = self._launched()
-            packed = pack_results(results, results.places, self._world)
+            self._write(pack_results(results, results.places, self._world))
         except BaseException as error:
             return self._failed(error)
-        self._write(packed)
         return 0
 
     def _launched(self) -> Results:
@@ -74,7 +81,8 @@ class _BatchNode:
             raise ConfigError(f"the call cannot be read: {error}") from error
         call = unpack_call(packed)
         launch = CheckedLaunch(self._config(call), call.entrypoint, call.args, None, call.kwargs)
-        return Job(launch, listener=self._listen).run()
+        self._job = Job(launch, listener=self._listen)
+        return self._job.run()
 
     def _config(self, call: Call) -> LaunchConfig:
         """Return the settings of this node's launch, with those that its step has."""
@@ -86,8 +94,25 @@ class _BatchNode:
         return evolve(filled, min_nodes=least)
 
     def _listen(self, record: records.Record) -> None:
-        if isinstance(record, records.RoundStarted):
-            self._world = record.world_size
+        match record:
+            case records.RoundStarted():
+                self._world = record.world_size
+            case records.WorkersStopping() | records.WorkersAsked() | records.StopAwaited():
+                self._await_kill()
+
+    def _await_kill(self) -> None:
+        """Begin to look for the client's request to kill the workers; before a stop, nobody can want that."""
+        if self._kill_watch is None:
+            self._kill_watch = threading.Thread(target=self._kill_if_asked, name="elasticlib-kill", daemon=True)
+            # Without this thread the workers have all of the time that Slurm gives them.
+            with contextlib.suppress(StartError):
+                start_thread(self._kill_watch)
+
+    def _kill_if_asked(self) -> None:
+        while not self._folder.kills():
+            sleep(_LOOK_SECONDS)
+        assert self._job is not None
+        self._job.ask_to_stop("its client waits for the workers no longer", 0)
 
     def _failed(self, error: BaseException) -> int:
         """Report *error* to Slurm and to the client, and return the exit status."""
@@ -100,7 +125,12 @@ class _BatchNode:
         return exit_status(error, self._exits)
 
     def _write(self, packed: bytes) -> None:
-        self._folder.write(result_name(self._context.restart_count, self._context.node_rank or 0), packed)
+        name = result_name(self._context.restart_count, self._context.node_rank or 0)
+        try:
+            self._folder.write(name, packed)
+        except OSError as error:
+            where, reason = self._folder.file(name), error.strerror or error
+            raise ElasticError(f"the outcome of this node cannot be written to {where}: {reason}") from None
 
 
 if __name__ == "__main__":

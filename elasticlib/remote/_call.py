@@ -25,6 +25,7 @@ from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
     PicklingError,
+    PreemptedError,
     ProcessFailure,
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -264,18 +265,48 @@ def results_of(packed: bytes) -> tuple[dict[int, Any], dict[int, Place]]:
     return values, places
 
 
-def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseException:
-    """Return the exception of a node; the failures of *other* nodes that failed with it are added."""
-    title, failures, sent = cloudpickle.loads(_head_of(packed)[1])
-    cause = unpack_exception(sent) if sent else None
-    if not failures:
-        return cause or RuntimeError(read_outcome(packed).why)
+@frozen
+class _NodeError:
+    """The error of a node, as its agent has sent it."""
 
+    title: str
+    failures: dict[int, ProcessFailure]
+    cause: BaseException | None
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> _NodeError:
+        title, failures, sent = cloudpickle.loads(_head_of(packed)[1])
+        return cls(title, failures, unpack_exception(sent) if sent else None)
+
+
+def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseException:
+    """Return the exception of a node; the failures or results of *other* nodes that ended with it are added."""
+    own, outcome = _NodeError.unpacked(packed), read_outcome(packed)
+    found = [_NodeError.unpacked(other) for other in others]
+    if not own.failures:
+        return _of_all_nodes(own.cause or RuntimeError(outcome.why), [other.cause for other in found])
+
+    failures = dict(own.failures)
+    for other in found:
+        failures = {**other.failures, **failures}
+    error = ChildFailedError(own.title, dict(sorted(failures.items())))
+    error._elastic_ranks = outcome.world
+    return combined_error(error, own.cause, raise_as)
+
+
+def _of_all_nodes(error: BaseException, others: Sequence[BaseException | None]) -> BaseException:
+    """Return the error of a call whose nodes ended with *error* and *others*, none of them by a failed worker."""
+    if not isinstance(error, PreemptedError):
+        return error
+
+    results = dict(error.results)
     for other in others:
-        failures = {**cloudpickle.loads(_head_of(other)[1])[1], **failures}
-    error = ChildFailedError(title, dict(sorted(failures.items())))
-    error._elastic_ranks = read_outcome(packed).world
-    return combined_error(error, cause, raise_as)
+        # The call was preempted only if the ranks of all nodes have saved.
+        if other is not None and not isinstance(other, PreemptedError):
+            return other
+        if other is not None:
+            results.update(other.results)
+    return PreemptedError(str(error), error.sigval, dict(sorted(results.items())))
 
 
 def error_of_place(packed: Mapping[int, bytes], place: int, raise_as: str) -> BaseException:

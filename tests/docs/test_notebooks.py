@@ -56,6 +56,8 @@ def test_it_names_every_method_of_a_job() -> None:
         "started",
         "ends_with_program",
         "note_engine",
+        "note_silence",
+        "ask_to_stop",
     }  # for whoever carries it out
     public = {name for name in vars(Job) if not name.startswith("_")} - own
 

@@ -34,6 +34,10 @@ def train(what, folder):
     elasticlib.should_stop()
     with open(f"{folder}/up.{restarts}.{rank}", "w") as file: file.write(str(os.getpid()))
     if what == "raise" and rank == 3: raise ValueError("bad batch")
+    while what == "save":
+        if elasticlib.should_stop():
+            print("saves", flush=True)
+            time.sleep(60)
     while what in ("wait", "leave") and not os.path.exists(f"{folder}/go"):
         time.sleep(0.02)
         if elasticlib.should_stop(): return
@@ -51,6 +55,7 @@ if __name__ == "__main__":
         while not job.done() and "job_id" not in job.status().engine: time.sleep(0.02)
         with open(f"{folder}/number", "w") as file: file.write(job.status().engine.get("job_id", "-"))
         if what == "leave": sys.exit()
+        if attached: open(f"{folder}/attached", "w").close()
         results = job.result()
     except Exception as error:
         print(json.dumps([[each.__name__ for each in type(error).__mro__], str(error)]))
@@ -166,6 +171,23 @@ def test_nothing_runs_after_an_interrupt_of_the_client(clients: Clients) -> None
     assert [] == list(job.processes())
 
 
+def test_second_interrupt_of_the_client_kills_workers_that_save(clients: Clients) -> None:
+    """Slurm refuses signals to a job that it has begun to end, and would wait for KillWait."""
+    client = clients.start("save")
+    job = clients.wait_for_workers(client)
+
+    client.send_signal(signal.SIGINT)
+    [call] = clients.calls()
+    output = clients.folder / "shared" / call / "output"
+    wait_until(lambda: output.read_text().count("saves") == 4)
+    client.send_signal(signal.SIGINT)
+    stdout, _ = client.communicate(timeout=LIMIT)
+
+    assert "CANCELLED" == job.facts()["JobState"]
+    assert [] == list(job.processes())
+    assert 4 == stdout.count("saves"), stdout
+
+
 @pytest.mark.parametrize("what", ["wait", "leave"])
 def test_another_program_gets_the_results_after_the_end_of_the_client(clients: Clients, what: str) -> None:
     client = clients.start(what)
@@ -180,6 +202,21 @@ def test_another_program_gets_the_results_after_the_end_of_the_client(clients: C
 
     assert last == again == ALL, text
     assert "COMPLETED" == job.ends()
+
+
+def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients: Clients) -> None:
+    client = clients.start("wait")
+    job = clients.wait_for_workers(client)
+    attached = clients.start(attached=job.number)
+    wait_until(lambda: (clients.folder / "attached").exists())
+
+    attached.send_signal(signal.SIGINT)
+    (classes, message), _ = outcome(attached)
+
+    assert "KeyboardInterrupt" in classes and f"`scancel {job.number}`" in message
+    assert "RUNNING" == job.facts()["JobState"]
+    clients.go()
+    assert ALL == outcome(client)[0]
 
 
 def test_results_are_those_of_the_run_after_a_requeue(clients: Clients) -> None:

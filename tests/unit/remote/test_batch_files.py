@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ def test_folder_and_its_files_are_for_this_user_alone(folder: BatchFolder) -> No
     assert 0o700 == os.stat(folder.path).st_mode & 0o777
     assert {0o600} == {os.stat(folder.file(name)).st_mode & 0o777 for name in os.listdir(folder.path)}
     assert folder.token.encode() not in Path(folder.file("call")).read_bytes()
+
+
+def test_file_that_cannot_be_written_leaves_nothing(folder: BatchFolder) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+        with pytest.raises(OSError, match="File too large"):
+            folder.write("call", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert ["submission.json"] == os.listdir(folder.path)
 
 
 def test_another_client_finds_token_and_record(folder: BatchFolder) -> None:

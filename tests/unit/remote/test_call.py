@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from elasticlib.engines import OutcomeKind, Ssh
 from elasticlib.errors import (
     ConfigError,
     PicklingError,
+    PreemptedError,
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousNotFoundError,
@@ -98,6 +100,29 @@ def test_failures_of_all_nodes_and_the_own_exception_are_raised() -> None:
     assert isinstance(raised, ChildFailedError)
     assert isinstance(raised, KeyError)
     assert [0, 3] == list(raised.failures)
+
+
+def preempted(**results: int) -> bytes:
+    """Return the outcome of a node whose ranks have returned after a notice, by rank ``r0``, ``r1``, ..."""
+    values = {int(rank[1:]): value for rank, value in results.items()}
+    return _call.pack_error(PreemptedError("the node ends", signal.SIGTERM, values), 4)
+
+
+def test_preempted_call_has_the_results_of_all_nodes() -> None:
+    nodes = {0: preempted(r2=20, r3=30), 1: preempted(r0=0, r1=10)}
+
+    raised = _call.error_of_place(nodes, 0, "both")
+
+    assert isinstance(raised, PreemptedError) and "the node ends" == str(raised)
+    assert {0: 0, 1: 10, 2: 20, 3: 30} == raised.results
+
+
+def test_call_was_not_preempted_if_one_node_has_not_saved() -> None:
+    nodes = {0: preempted(r0=0), 1: _call.pack_error(SignalException("stopped", signal.SIGTERM), 4)}
+
+    raised = _call.error_of_place(nodes, 0, "both")
+
+    assert type(raised) is SignalException and "stopped" == str(raised)
 
 
 def test_results_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
