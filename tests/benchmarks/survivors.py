@@ -57,6 +57,12 @@ SURVIVORS: dict[str, str] = {
         "no history has failures after the coordinator asked for all of their round"
     ),
     "node/_session.py Session._apply_notice: without out.append(Log('warning', text))": "only a text for people",
+    "node/_session.py Session._apply_notice: without self.unread += (notice,)": (
+        "no history has a stop that all nodes agree on; test_common_stop.py"
+    ),
+    "node/_session.py Session._apply_notice: without self._withdraw_ranks(now, out) (2)": (
+        "ranks that come beside the job's end start nothing; test_session.py"
+    ),
     "node/_session.py Session._apply_notice: self._waiting stays (2)": (
         "only whether a node that waits for ranks says so in its log"
     ),
