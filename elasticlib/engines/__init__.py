@@ -64,6 +64,7 @@ if typing.TYPE_CHECKING:
         AgentUp as AgentUp,
         BatchEngine as BatchEngine,
         Engine as Engine,
+        EngineEnds as EngineEnds,
         EngineEvent as EngineEvent,
         Placement as Placement,
     )
@@ -116,8 +117,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._kubernetes": "MANIFEST_KINDS PodSettings manifest_of",
         "elasticlib.engines._lost_script": "release_after_loss",
         "elasticlib.engines._protocol": (
-            "AgentCommand AgentLost AgentOutput AgentReport AgentResult AgentUp BatchEngine Engine EngineEvent "
-            "Placement"
+            "AgentCommand AgentLost AgentOutput AgentReport AgentResult AgentUp BatchEngine Engine EngineEnds "
+            "EngineEvent Placement"
         ),
         "elasticlib.engines._slurm_jobs": (
             "SlurmJob allocation_of cancel_job check_nodes slurm_job steps_of submit_script"

@@ -18,7 +18,7 @@ from attrs import evolve
 from typing_extensions import Self
 
 from elasticlib.engines._kept_places import AgentRenewal, KeptPlaces
-from elasticlib.engines._protocol import AgentCommand, EngineEvent, Placement
+from elasticlib.engines._protocol import AgentCommand, EngineEnds, EngineEvent, Placement
 from elasticlib.errors import ConfigError, StartError
 from elasticlib.processes import start_thread
 
@@ -28,6 +28,7 @@ _STAYS = "--stays"
 """Option of an agent that waits for another call after its result."""
 _END_SECONDS = 2.0
 """Seconds from the end of the agents' input to their own end."""
+_BLOCK_HAS_ENDED = "the with block of the engine has ended"
 _MOST_EVENTS = 256
 """Number of unread events of a call from which on the engine's thread waits."""
 
@@ -79,7 +80,7 @@ class KeptAgents:
         with self._lock:
             if self._is_over:
                 raise StartError(f"the with block of {self._engine!r} has ended: call within it")
-            if self._call is not None and not self._call.is_closed:
+            if self._call is not None and not self._call.closed.is_set():
                 raise ConfigError(
                     f"a call runs on {self._engine!r} already: wait for its end, or use another engine for calls at "
                     "the same time"
@@ -118,7 +119,7 @@ class _Group:
         """Held for each decision, and while it is carried out."""
         self._call: KeptPlacement | None = None
         self._failure: Exception | None = None
-        self._is_over = False
+        self._is_ending = self._is_over = False
         self._all_ended = threading.Event()
         """Set once no agent is left, until the next call begins."""
         try:
@@ -133,9 +134,9 @@ class _Group:
         return self._failure is None and (agents, command) == (self._agents, self._command)
 
     def end(self) -> None:
-        """End all agents, within `_END_SECONDS` those that wait for a call."""
-        self._end_call(StartError("the with block of the engine has ended"))
+        """End the present call, with the time that it gives its workers, and then all agents."""
         try:
+            self._stop_call()
             self._placement.stop()
             self._all_ended.wait(_END_SECONDS)
         # The engine may be out of reach, and with it the agents.
@@ -145,6 +146,15 @@ class _Group:
             self._is_over = True
             self._placement.close()
             self._thread.join()
+
+    def _stop_call(self) -> None:
+        with self._lock:
+            self._is_ending = True
+            call = self._call if self._failure is None else None
+        if call is not None:
+            call.put(EngineEnds(_BLOCK_HAS_ENDED))
+            call.closed.wait()
+        self._end_call(StartError(_BLOCK_HAS_ENDED))
 
     # Calls.
 
@@ -165,7 +175,7 @@ class _Group:
         """Replace agents that have not ended *call*."""
         with self._lock:
             self._call = None
-            if self._failure is not None:
+            if self._failure is not None or self._is_ending:
                 return
             try:
                 self._renew(self._places.end_call())
@@ -237,7 +247,7 @@ class KeptPlacement:
 
     def __init__(self, group: _Group, payload: bytes) -> None:
         self.payload = payload
-        self.is_closed = False
+        self.closed = threading.Event()
         self._group = group
         self._arrived: queue.SimpleQueue[EngineEvent | Exception | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(_MOST_EVENTS)
@@ -249,7 +259,7 @@ class KeptPlacement:
             # It is the last one: the engine's thread may wait for room, and must end.
             self._arrived.put(event)
             self._room.release(_MOST_EVENTS)
-        elif not self.is_closed:
+        elif not self.closed.is_set():
             self._room.acquire()
             self._arrived.put(event)
 
@@ -277,9 +287,9 @@ class KeptPlacement:
 
     def close(self) -> None:
         """End the call; agents that have not ended it are replaced for the next one."""
-        if self.is_closed:
+        if self.closed.is_set():
             return
-        self.is_closed = True
+        self.closed.set()
         self._group.finish(self)
         # The engine's thread may wait for room, and the client's one for an event.
         self._room.release(_MOST_EVENTS)

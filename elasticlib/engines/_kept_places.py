@@ -4,11 +4,12 @@ Decisions about agents that serve one call after another. Pure.
 The life of a place, from call to call:
 
     IDLE (its agent waits for a call) -> CALLED (it has been sent one) -> SERVING (it has answered) -> IDLE (its result)
-    any -> LOST -> SERVING (another agent, which gets the present call at once)
+    any -> LOST -> CALLED (another agent, which gets the present call at once)
 
     agent    it answers           its result               it is lost
     IDLE     -                    -                        LOST: replaced at the next call
-    CALLED   SERVING, reported    IDLE, reported           replaced: the call has not failed, since the loss was before
+    CALLED   SERVING, reported    IDLE, reported           replaced: the call has not failed, since the loss was before;
+                                                           LOST, reported, after some replacements in one call
     SERVING  reported             IDLE, reported           LOST, reported: the client decides
 
 Rules of this file: to the client each call looks like agents of its own. So the agents of a place are counted from 0 in
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 from attrs import define, evolve, frozen
 
-from elasticlib.engines._protocol import AgentLost, AgentResult, AgentUp, EngineEvent
+from elasticlib.engines._protocol import AgentLost, AgentResult, AgentUp, EngineEnds, EngineEvent
 
 
 class KeptState(enum.Enum):
@@ -34,6 +35,8 @@ class KeptState(enum.Enum):
     LOST = "lost"
 
 
+_MOST_RENEWALS = 2
+"""Agents that a call starts at one place before it counts the place as lost."""
 _AT_CALL = frozenset({KeptState.CALLED, KeptState.SERVING})
 
 
@@ -46,6 +49,8 @@ class _KeptPlace:
     """Number of the agent at the engine."""
     first: int = 0
     """Number of the agent that the call knows as 0."""
+    renewals: int = 0
+    """Agents that were started for the present call, in place of one that was lost before it answered."""
 
 
 @frozen
@@ -67,11 +72,12 @@ class KeptPlaces:
         """Begin a call: all agents get it, after those at the returned places were renewed."""
         renewed = []
         for number, place in enumerate(self._places):
-            is_lost = place.state is KeptState.LOST
-            if is_lost:
+            place.renewals = 0
+            if place.state is KeptState.LOST:
                 place.agent += 1
+                place.renewals = 1
                 renewed.append(AgentRenewal(number))
-            place.state = KeptState.SERVING if is_lost else KeptState.CALLED
+            place.state = KeptState.CALLED
             place.first = place.agent
         return renewed
 
@@ -100,6 +106,8 @@ class KeptPlaces:
 
     def handle(self, event: EngineEvent) -> Sequence[EngineEvent | AgentRenewal]:
         """Return what the call learns from *event* of the engine, or the place that must be renewed."""
+        if isinstance(event, EngineEnds):
+            return [event]
         place = self._places[event.place]
         if event.agent != place.agent:
             return []
@@ -122,9 +130,13 @@ class KeptPlaces:
         match former:
             case KeptState.SERVING:
                 return [evolve(event, agent=event.agent - place.first)]
-            case KeptState.CALLED:
+            # An engine may learn of a lost machine only after it has placed the new agent there, too.
+            case KeptState.CALLED if place.renewals < _MOST_RENEWALS:
                 place.agent += 1
-                place.first, place.state = place.agent, KeptState.SERVING
+                place.renewals += 1
+                place.first, place.state = place.agent, KeptState.CALLED
                 return [AgentRenewal(event.place)]
+            case KeptState.CALLED:
+                return [evolve(event, agent=event.agent - place.first)]
             case _:
                 return []

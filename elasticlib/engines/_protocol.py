@@ -87,7 +87,14 @@ class AgentReport:
     is_answer: bool = False
 
 
-EngineEvent: TypeAlias = AgentUp | AgentLost | AgentOutput | AgentResult | AgentReport
+@frozen
+class EngineEnds:
+    """The engine ends its agents soon, for the reason *why*: the call stops, with the usual time for its workers."""
+
+    why: str
+
+
+EngineEvent: TypeAlias = AgentUp | AgentLost | AgentOutput | AgentResult | AgentReport | EngineEnds
 
 
 class Placement(Protocol):

@@ -24,6 +24,9 @@ from elasticlib.engines._ray_placement import (
 )
 from elasticlib.errors import ConfigError, StartError
 
+_connecting = threading.Lock()
+"""Held while a thread connects this program to a cluster."""
+
 
 class Ray(KeepsAgents):
     """
@@ -150,16 +153,18 @@ def _bundles_of(group: Any, nodes: int) -> Sequence[Mapping[str, float]]:
 def _connect() -> None:
     """Connect to the cluster, unless this program is connected. Raises `StartError`."""
     ray = ray_module()
-    if ray.is_initialized():
-        return
-    try:
-        ray.init(address="auto", logging_level=logging.WARNING)
-    except ConnectionError as error:
-        raise StartError(
-            f"no Ray cluster is reachable ({reason(error)}): start one with `ray start --head`, or set RAY_ADDRESS"
-        ) from error
-    except RuntimeError as error:
-        raise StartError(f"cannot connect to the Ray cluster: {reason(error)}") from error
+    # Ray fails if two threads connect at the same time.
+    with _connecting:
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(address="auto", logging_level=logging.WARNING)
+        except ConnectionError as error:
+            raise StartError(
+                f"no Ray cluster is reachable ({reason(error)}): start one with `ray start --head`, or set RAY_ADDRESS"
+            ) from error
+        except RuntimeError as error:
+            raise StartError(f"cannot connect to the Ray cluster: {reason(error)}") from error
 
 
 def _remove(places: AgentPlaces) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -255,9 +256,10 @@ class _BatchWatch:
             return None
 
         missing = set(range(self._submission.record.nodes)) - {outcome.place for outcome in self._of_last_run()}
-        return RaiseError(
-            f"{self._seen} is over, without an outcome of nodes {sorted(missing)}; its output is in {self._files.path}"
-        )
+        why = f"{self._seen} is over, without an outcome of nodes {sorted(missing)}"
+        if os.path.exists(self._files.file(OUTPUT)):
+            return RaiseError(f"{why}; its output is in {self._files.path}")
+        return RaiseError(f"{why}, and without output in {self._files.path}: give a folder that all nodes share")
 
     def _may_have_files(self) -> bool:
         """Return True if nodes may have written files before the job's end."""

@@ -36,6 +36,7 @@ from elasticlib.engines import (
     BeginNode,
     CallRules,
     Engine,
+    EngineEnds,
     EngineEvent,
     Kind,
     PlaceAll,
@@ -274,15 +275,19 @@ class _Run:
 
     def _check_stop(self, item: object, grace: float) -> None:
         """Stop all agents and raise, if *item* asks for the end of the job."""
-        if isinstance(item, int):
-            self._stop_all(grace)
-            raise interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
-        if isinstance(item, StopRequest):
-            self._stop_all(grace if item.grace is None else item.grace)
-            raise SignalException(item.why, signal.SIGTERM)
-        if isinstance(item, _EngineFailed):
-            self.close()
-            raise item.error
+        match item:
+            case int():
+                self._stop_all(grace)
+                raise interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
+            case StopRequest(why, own_grace):
+                self._stop_all(grace if own_grace is None else own_grace)
+                raise SignalException(why, signal.SIGTERM)
+            case _Received(event=EngineEnds(why)):
+                self._stop_all(grace)
+                raise StartError(why)
+            case _EngineFailed(error):
+                self.close()
+                raise error
 
     def _next(self, until: float) -> object:
         """Return the next item of the inbox; None if none arrives by the time *until*."""
@@ -312,6 +317,9 @@ class _Run:
                 return None
             case AgentReport():
                 self._note_report(event)
+                return None
+            case EngineEnds():
+                # The call stops already.
                 return None
             case AgentResult():
                 return self._ended(event)

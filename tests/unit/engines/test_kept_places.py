@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib.engines import AgentLost, AgentOutput, AgentResult, AgentUp, EngineEvent
+from elasticlib.engines import AgentLost, AgentOutput, AgentResult, AgentUp, EngineEnds, EngineEvent
 from elasticlib.engines._kept_places import AgentRenewal, KeptPlaces
 
 UP, OUTPUT, RESULT, LOST = AgentUp(0, "h:1"), AgentOutput(0, b"\x01a"), AgentResult(0, b"r"), AgentLost(0, "gone")
@@ -80,8 +80,26 @@ def test_call_learns_nothing_of_an_agent_lost_before_it() -> None:
     places = KeptPlaces(1)
     places.begin_call()
     assert [AGAIN] == list(places.handle(LOST))
+    assert [UP] == list(places.handle(AgentUp(0, "h:1", 1)))
 
     assert [LOST] == list(places.handle(AgentLost(0, "gone", 1)))
+
+
+def test_agent_that_is_placed_on_a_lost_machine_again_is_replaced_again() -> None:
+    places = KeptPlaces(1)
+    places.begin_call()
+
+    renewals = [list(places.handle(AgentLost(0, "gone", number))) for number in range(3)]
+
+    assert [[AGAIN], [AGAIN], [LOST]] == renewals
+    assert [AGAIN] == places.end_call()
+
+
+def test_end_of_the_engine_is_for_the_call() -> None:
+    places = KeptPlaces(1)
+    places.begin_call()
+
+    assert [EngineEnds("over")] == list(places.handle(EngineEnds("over")))
 
 
 def test_agents_of_each_call_are_counted_from_zero() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 import types
 from typing import Any
 
 import pytest
 
-from elasticlib.engines import Ray
+from elasticlib.engines import Ray, _ray
 from elasticlib.engines._ray_actor import PipedProgram, variables
 from elasticlib.errors import ConfigError
 
@@ -52,6 +53,33 @@ def test_missing_package_is_an_error_with_the_line_for_pip(monkeypatch: pytest.M
 def test_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Ray(**options)
+
+
+def test_two_threads_do_not_connect_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_connect, connects = threading.Event(), threading.Event()
+
+    class Cluster:
+        calls = 0
+
+        def is_initialized(self) -> bool:
+            return self.calls > 0 and may_connect.is_set()
+
+        def init(self, **_: object) -> None:
+            self.calls += 1
+            connects.set()
+            assert may_connect.wait(60)
+
+    cluster = Cluster()
+    monkeypatch.setattr(_ray, "ray_module", lambda: cluster)
+    threads = [threading.Thread(target=_ray._connect) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert connects.wait(60)
+    may_connect.set()
+    for thread in threads:
+        thread.join()
+
+    assert 1 == cluster.calls
 
 
 @pytest.mark.usefixtures("installed")

@@ -38,6 +38,8 @@ class Agents:
     numbers: list[int] = field(factory=lambda: [0, 0])
     calls: list[tuple[int, int]] = field(factory=list)
     """Place and number of each agent that got a call."""
+    stops: list[int] = field(factory=list)
+    """Places whose workers were stopped."""
     is_stopped: bool = False
     """True once the agents' input has ended, which only the end of the block may do."""
     is_closed: bool = False
@@ -63,6 +65,7 @@ class Agents:
             for event in self.on_begin(place, number):
                 self.events.put(event)
         if kind is Kind.STOP:
+            self.stops.append(place)
             self.events.put(AgentResult(place, pack_error(SignalException("stopped", 15), 2), number))
 
     def replace(self, place: int) -> None:
@@ -208,6 +211,8 @@ def test_end_of_the_block_ends_a_call() -> None:
 
     with pytest.raises(StartError, match="the with block of the engine has ended"):
         job.result(60)
+    # Their workers had the time of the call to save.
+    assert [0, 1] == sorted(engine.placements[0].stops)
 
 
 def test_error_of_the_engine_ends_the_call_and_the_next_one_has_new_agents() -> None:
