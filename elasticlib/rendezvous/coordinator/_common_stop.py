@@ -30,6 +30,7 @@ _MOST_DOUBLINGS = 20
 
 def ask(state: JobState, current: Round, wanted: StopWanted) -> Outcome:
     """Ask all nodes of the running round for the calls of their workers, because one of them must end."""
+    # A round that ends stops its workers anyway.
     if current.end is not None or current.stop is not None:
         return state, ()
 
@@ -45,6 +46,8 @@ def ask(state: JobState, current: Round, wanted: StopWanted) -> Outcome:
 def count(state: JobState, current: Round, counted: CallsCounted) -> Outcome:
     """Note the calls of a node's workers."""
     stop = current.stop
+    # Calls that were counted before the node knew this proposal do not show that no worker passed
+    # it.
     if stop is None or stop.is_agreed or counted.proposed != stop.proposed:
         return state, ()
     calls = {**stop.calls, counted.node: counted.calls}
@@ -75,6 +78,8 @@ def settle(state: JobState, current: Round) -> Outcome:
 
 def _propose(stop: StopAgreement, current: Round, highest: int) -> tuple[StopAgreement, StopProposed]:
     """Return the agreement with a call that is so far ahead that all nodes know it before a worker makes it."""
+    # Workers go on while the proposal travels: a call that one of them has made by then is of no
+    # use.
     way = _WAY if len(current.entries) > 1 else _WAY_WITHIN_NODE
     ahead = math.ceil(stop.rate * way) << min(stop.tries, _MOST_DOUBLINGS)
     call = highest + 1 + ahead

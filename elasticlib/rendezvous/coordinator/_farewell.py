@@ -62,10 +62,12 @@ class Farewell:
 
 def _has_ended(report: Report) -> bool:
     """Return whether no worker runs on the node that sent *report*."""
+    # A node may leave before its workers have stopped: then its `Leave` names their round.
     if isinstance(report, Leave):
         return report.round is None
     return isinstance(report, (Stopped, Succeeded))
 
 
 def _after(saving: _Saving, count: int | None, now: float) -> _Saving:
+    # Only a change proves that the node lives: a stored heartbeat stays readable after its death.
     return saving if count is None or count == saving.count else _Saving(saving.mailbox, count, now)

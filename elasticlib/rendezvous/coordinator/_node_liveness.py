@@ -97,6 +97,7 @@ def look(state: JobState, counts: Mapping[str, int], now: float) -> tuple[JobSta
 def _last_sighting(state: JobState, entry: Entry) -> Sighting | None:
     """Return the last heartbeat of the node in its present mailbox; None if none is known there."""
     sighting = state.watch.sightings.get(entry.node)
+    # Each request opens a new mailbox, whose heartbeats count from 0 again.
     if sighting is None or sighting.mailbox != entry.mailbox:
         return None
     return sighting

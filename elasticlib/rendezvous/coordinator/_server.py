@@ -161,6 +161,7 @@ class Server:
             case events.NodeEnded(presence):
                 self._note_end(presence, out)
             case events.CloseServer(linger):
+                # The first request counts: later ones do not prolong the wait.
                 if self._leave_by is None:
                     self._leave_by = now + linger
                     self._interrupt(out)
@@ -303,6 +304,7 @@ class Server:
     # Input.
 
     def _read(self, entry: exchange.Posted, now: float, out: list[events.Action]) -> None:
+        # A node that tests the store posts an empty entry: all that counts is that it is discarded.
         if not entry.data:
             return
 
@@ -314,11 +316,14 @@ class Server:
         if isinstance(join := envelope.report, messages.Join):
             mailbox = exchange.mailbox_name(join.node, envelope.seq)
             if envelope.seq > self.state.heard.get(join.node, 0):
+                # A node that has seen a later round than this memory proves that an old memory was
+                # put back.
                 number = -1 if self.state.round is None else self.state.round.number
                 if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
                     self._set_back(f"node {join.node} has seen {forgotten}", now, out)
                 self._outbox.opened(join.node, mailbox)
                 self._garbage.opened(join.node, mailbox)
+            # A known request, seen again: the node still waits, so its answer may be lost.
             elif self.state.final is None:
                 self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
             elif not self._outbox.mailbox_of(join.node):
@@ -345,6 +350,7 @@ class Server:
             out += said
             if heartbeat is not None and node in here:
                 self._heed(node, mailbox, heartbeat, now, out)
+            # A node that was given up: its `GivenUp` needs the number that it reads next.
             elif heartbeat is not None:
                 self._outbox.catch_up(node, mailbox, heartbeat.read)
 
@@ -405,6 +411,8 @@ class Server:
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
+                    # The actions keep their order: earlier notices before it, the next round's
+                    # ranks after it, so that no key of the new workers is deleted.
                     self._commit(now, out)
                     out.append(ClearForeign())
                 case _:

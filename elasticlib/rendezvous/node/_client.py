@@ -235,6 +235,7 @@ class NodeClient:
                 return
             self.tell(events.CloseSession())
 
+        # Without the lock: the threads take it to report the outcome of their last request.
         self._connections.join(_PARTING)
         # Bound for a round that never came, or whose ranks went to other nodes.
         if (listener := self._offer.listener()) is not None:
@@ -340,6 +341,8 @@ def _checked(report: messages.Report) -> messages.Report:
 def _valid_descriptor(descriptor: messages.Descriptor, node: str) -> messages.Descriptor:
     join = messages.Join(node, descriptor, None)
     _checked(join)
+    # Found here, it is this node's own error: the coordinator refuses messages that are too long,
+    # and the node would wait for its ranks in vain.
     if (size := len(messages.encode(join))) > _LONGEST_JOIN:
         why = f"the description of node {node} has {size:,} bytes, but the limit is {_LONGEST_JOIN:,}"
         raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
@@ -487,6 +490,7 @@ class Connection:
         try:
             return events.OperationDone(self.number, ask.number, perform(exchange, what))
         except RequestRefusedError as error:
+            # The store has answered, so the connection is good: only this request has failed.
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
     def _idle(self, thread: events.ConnectionThread) -> float | None:

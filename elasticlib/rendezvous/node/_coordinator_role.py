@@ -171,6 +171,7 @@ class StoreRole(CoordinatorRole):
         if self._host is None:
             return False
         # After the job's end, too: nobody has to wait for this node.
+        # A person's stop is no failure of this node: all nodes get that person's reason.
         if leave.stops:
             self._host.abandon(leave.why, leave.node, "stopped")
         else:

@@ -128,6 +128,8 @@ class NodeIdentity:
 
     def join(self, descriptor: messages.Descriptor, terms: messages.Terms | None, seen: Seen) -> messages.Join:
         """Return the request for ranks of this node."""
+        # Only the sidecar's first request: once it has had ranks, a later request has another
+        # reason.
         after = self.after if seen.round < 0 else ""
         return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, after)
 

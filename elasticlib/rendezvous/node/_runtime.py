@@ -168,6 +168,7 @@ class NodeRuntime:
         if not must_stay(job, self.member.final, hosts_store=self.hosts_store):
             return
         connection = connected(self._backend.host, int(self._backend.port))
+        # The host has left already, or cannot be reached.
         if connection is None:
             return
 

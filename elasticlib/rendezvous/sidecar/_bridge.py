@@ -201,6 +201,7 @@ class Bridge:
             case "report":
                 report = from_plain(message["report"])
                 assert isinstance(report, WorkerReport | Close)
+                # Workers that report their end need no time limit any more.
                 if isinstance(report, Stopped | Succeeded):
                     self.watch = self.watch.gone()
                 member.post(report)

@@ -305,6 +305,7 @@ class SidecarClient:
         after at most the job's `store_linger`. A Ctrl-C, or a request to end, ends that last wait,
         and nothing else.
         """
+        # In a forked child the sidecar belongs to the parent, and must not end.
         if self._closed or os.getpid() != self._owner:
             return
 

@@ -388,5 +388,6 @@ def channel() -> tuple[Channel, Channel]:
     stopped process.
     """
     ours, theirs = Channel.pair()
+    # The option takes a C struct timeval: seconds and microseconds.
     ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", LIMIT, 0))
     return ours, theirs
