@@ -264,6 +264,8 @@ class SimpleElasticAgent(ElasticAgent):
             finally:
                 self._close_listener()
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+                # Only now: other nodes may get these ranks as soon as they know that no worker is
+                # left here.
                 if left is not None:
                     with contextlib.suppress(RendezvousError):
                         self._member.post(Stopped(self._member.node, left, ()))
@@ -418,6 +420,8 @@ class SimpleElasticAgent(ElasticAgent):
         """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
         is_end = self._stops.announces_end(signum)
         is_heard = is_end and self._listens()
+        # A worker that asks learns of it in `should_stop`, so that its own handler must not stop it
+        # earlier.
         is_handled = not is_heard and self._pass_on(signum)
         if not is_end:
             return []
@@ -621,6 +625,7 @@ class SimpleElasticAgent(ElasticAgent):
         if end.succeeded:
             return self._succeed(end)
 
+        # After a stop of this node its workers have not failed: they stay STOPPED.
         if end.stop is None:
             self._worker_group.step(WorkerState.FAILED, end.why)
         error = error_of(end, self._result.return_values)

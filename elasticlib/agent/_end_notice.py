@@ -74,6 +74,7 @@ class StopRequests:
 
         *is_handled*: workers have the signal, and handle it on their own.
         """
+        # Workers ignore or handle the signal itself, so SIGTERM ends those that do not return.
         stop = StopRequested(
             signum,
             grace=self.notice.grace(wall_now, self._shutdown_timeout),

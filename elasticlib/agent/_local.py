@@ -130,6 +130,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
         self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))
         # A scheduler sends a notice to all processes of a node, also to workers that have not asked yet for a stop.
+        # SIGTERM also stops workers: if they ignored it, each stop would take until SIGKILL.
         notices = self._stops.notice.signals - {signal.SIGTERM}
         self._job = ignoring(made.job, notices) if notices else made.job
         held = spec.rdzv_handler.descriptors if isinstance(spec.rdzv_handler, Rendezvous) else {}
@@ -220,6 +221,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
+        # The user's own master address is not that of the agent's store: worker 0 opens one there.
         agent_store = agent_store and not self._has_other_master
         place = _place_of(worker_group, self._run_id, agent_store=agent_store)
         ranks = range(worker_group.spec.local_world_size)

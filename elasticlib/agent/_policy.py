@@ -374,6 +374,8 @@ def _succeeded(state: AgentState, success: WorkersSucceeded) -> Step:
 
 def _returned(state: AgentState) -> Step:
     """Go on after all workers have returned because they were asked to stop: their work is saved, but not done."""
+    # Workers that handle a notice on their own have returned for it: this node ends, as if by a
+    # request.
     state = evolve(state, saved=True, stop=state.stop or state.noticed)
     if state.stop is not None:
         return _done(state, _leave(state.stop, state.round), ReportStopped(state.round))
@@ -420,6 +422,7 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
     # `_gone` uses it after the workers' stop; a node that joins has reacted to it already.
     if state.phase is not Phase.WAITING:
         return state, ()
+    # This node must end: it takes part in no further round.
     if state.stop is not None:
         return _done(state, _leave(state.stop), ReportStopped(state.round))
     if end.restart:
@@ -514,6 +517,7 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
 
     loses_nothing = stop.is_notice and not _has_run(state)
     state = evolve(state, stop=stop, saved=state.saved or loses_nothing)
+    # Workers that ask return at a step on which all ranks agree; the others get the signal now.
     if state.phase is Phase.RUNNING:
         return (state, (WantStop(stop),)) if stop.is_heard else _stop_and_leave(state, stop, stop.grace)
 
@@ -605,6 +609,7 @@ def _stop_due(state: AgentState, due: StopDue) -> Step:
 def _stop_helping(state: AgentState, grace: float | None) -> Step:
     """Stop the workers of a node that may go on, if the round has ended since, or else when it ends."""
     decided = state.final or state.end
+    # They go on, but the time for their return is over: the round's end now stops them at once.
     if decided is None:
         return evolve(state, agreed=False, noticed=None), ()
     return evolve(state, phase=Phase.STOPPING), (StopWorkers(decided.why, grace=grace),)

@@ -68,6 +68,8 @@ class Telemetry:
     def sought(self, node: str) -> None:
         """Report that this node has asked for ranks."""
         self._seeking = self._beginning = self._clock()
+        # Workers that had all succeeded were not stopped: their replacement begins with the
+        # request.
         if self._again is None and self._group.round >= 0:
             self._again = self._beginning
         self._sink(records.RanksAwaited(node))

@@ -171,6 +171,7 @@ class Watch:
         """Return the Unix time of the agent's last progress; now while no workers run."""
         turned = int(wall_time() if self._turned is None else self._turned)
         progress = self._watchdog.last_progress()
+        # The older time: the agent's loop or the watchdog's thread may hang, each alone.
         return turned if progress is None else min(turned, progress)
 
     def close(self) -> None:
@@ -257,6 +258,7 @@ class Watchdog:
     def explain(self, failure: ProcessFailure) -> None:
         """Name in *failure* the expired timer for which the worker was killed, if any."""
         scope = self._expired.get(failure.pid)
+        # A worker that raised before the signal arrived has a better reason.
         if scope is not None and failure.exitcode < 0 and not failure.exception_type:
             failure.message = f"timer {scope!r} expired: the watchdog sent {failure.signal_name()} to PID {failure.pid}"
             failure.hint = "the worker did not leave the timer's block in time: it hangs, or the time is too short"
