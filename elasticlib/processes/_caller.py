@@ -166,6 +166,7 @@ class Surroundings:
             oom_score_adj=_read_number("oom_score_adj", 10, cls().oom_score_adj),
             timer_slack=_libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0),
             coredump_filter=_read_number("coredump_filter", 16, cls().coredump_filter),
+            # 2 is the kernel's own value after a change of user: only root may read the memory.
             is_dumpable=_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
         )
 

@@ -456,6 +456,7 @@ def _pydevd() -> Any:
     Return pydevd's module for children; None if it is not loaded, or does not follow children.
     """
     module = sys.modules.get(_PYDEVD)
+    # pydevd keeps a call that it has replaced under this name.
     follows_children = hasattr(os, "original_posix_spawn")
     has_all = hasattr(module, "patch_args") and hasattr(module, "skip_subprocess_arg_patch")
     return module if follows_children and has_all else None

@@ -266,6 +266,7 @@ def _is_below(root: int, pid: int) -> bool:
 def is_ending(pid: int) -> bool:
     """Return True if *pid* has ended or is ending: a zombie, or still in the kernel's do_exit."""
     facts = process_facts(pid)
+    # The seventh field from the state letter on holds the flags of the task (proc(5)).
     return facts is None or facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
 
 
@@ -422,6 +423,7 @@ def _is_spawner(pid: int, command: Sequence[str]) -> bool:
     """Return True if the fork server forked *pid* for a launch: *pid* has a session of its own."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
+            # A fork keeps the command line of its parent; a program that was executed has its own.
             same = file.read() == b"".join(os.fsencode(argument) + b"\0" for argument in command)
         return same and os.getsid(pid) == pid
     except OSError:

@@ -255,6 +255,7 @@ def _start_of(pid: int) -> bytes | None:
     except OSError:
         return None
     # A process whose first thread alone has ended looks like a zombie, too.
+    # Counted from the state letter: 17 is the number of threads, 19 the start time in clock ticks.
     is_zombie = facts[0] in (b"Z", b"X") and int(facts[17]) <= 1
     return None if is_zombie else facts[19]
 
