@@ -229,6 +229,7 @@ class PContext(abc.ABC):
         Return the result if it exists; wait only for another thread that ends the set, until
         *deadline*.
         """
+        # The deadline may be infinite, and a lock refuses to wait for longer than this constant.
         if not self._lock.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX)):
             return None
         try:

@@ -199,6 +199,8 @@ def _unreported(end: Exit, rank: int, error_file: str, written: float | None, no
 
 
 def _set_time(failure: ProcessFailure, written: float | None, noticed: float) -> None:
+    # Without an error file nothing else shows when it happened. torch's files have whole seconds:
+    # the time of the file itself is more exact.
     if failure.error_file_data.get("message") == "<NONE>":
         failure.happened(noticed)
     elif written is not None and 0 <= written - failure.when() < _STAMP_IS_BEHIND:

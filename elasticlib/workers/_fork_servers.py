@@ -154,6 +154,7 @@ class ForkServer:
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
         order = dumps({"preload": key.preload, "path": list(search_path)})
+        # Without site packages, which the reaper does not import: it must start in milliseconds.
         reaper = [sys.executable, "-S", "-E", REAPER_PATH, str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""

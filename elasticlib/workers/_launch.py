@@ -258,7 +258,9 @@ class SpawnerMessages:
         # like others.
         while self.await_any(interrupt) or wait_readable([self._channel], _FORKS):
             answer, extra = self._receive()
-            if answer["op"] == op and answer["round"] == self.round:
+            # The answer to an earlier start, which was interrupted, may arrive only now.
+            is_awaited = answer["op"] == op and answer["round"] == self.round
+            if is_awaited:
                 return answer
             self._early += self._event(answer, extra)
         return None
@@ -269,6 +271,7 @@ class SpawnerMessages:
 
     def _receive(self) -> tuple[Message, list[int]]:
         assert self._channel is not None
+        # The end of a worker counts even if no descriptor is free for its files.
         received = self._channel.receive(whole=False)
         if received is None:
             raise self._helpers.why_gone()

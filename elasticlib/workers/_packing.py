@@ -95,6 +95,7 @@ def pack_call(
     with _sent_by_value(_unimportable_module(function)):
         try:
             parcel = _pickled(sent, script)
+        # It names the part already.
         except PicklingError:
             raise
         except Exception as error:

@@ -655,6 +655,8 @@ class Processes:
         self.imports.rest()
         if self.stop_board is not None:
             self.stop_board.let_signals_act()
+        # After a success a stop ends detached processes: the spawner reports once more that all are
+        # gone.
         self.round.is_stopped = False
         self._limits.begin_stop(signum, grace, self._supervisor.job.common.exit_timeout[0] if spare_failed else 0.0)
         client = self._supervisor.client

@@ -170,6 +170,8 @@ class CallPickler(_by_value.Pickler):
         self.files.add(obj.__code__.co_filename)
         self.by_value.append(obj)
         make, (code, _, *parts), state, *rest = reduced
+        # cloudpickle's state would set the function's globals anew; it has those of the worker's
+        # import.
         without_globals = state[0], {**state[1], "__globals__": {}}
         return make, (code, self._variables, *parts), without_globals, *rest
 

@@ -235,6 +235,7 @@ def _show_as(command: list[str]) -> None:
     sys.orig_argv[:] = command
     facts = process_facts(os.getpid())
     assert facts is not None
+    # Fields 48 and 49 of proc(5): begin and end of the command line in this process's memory.
     start, room = int(facts[45]), int(facts[46]) - int(facts[45])
     text = b"\0".join(os.fsencode(argument) for argument in command)[: room - 1]
     ctypes.memmove(start, text.ljust(room, b"\0"), room)
@@ -263,6 +264,7 @@ def run_forked(
         _threads.set_blas_threads(spec.threads)
         _renew_output()
         if call is None:
+            # Programs do not share this key, but all forks of a fork server would.
             _FIRST_PROCESS.authkey = os.urandom(32)
             _randomness.reseed()
         else:

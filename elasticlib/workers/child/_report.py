@@ -297,12 +297,14 @@ def is_external(error: BaseException) -> bool:
 
 
 def _raised_from(error: BaseException) -> BaseException | None:
+    # The exception that a traceback shows: `raise ... from None` hides the context.
     if error.__cause__ is not None or error.__suppress_context__:
         return error.__cause__
     return error.__context__
 
 
 def _is_of_device(error: BaseException) -> bool:
+    # By name: a program without torch must not import it for its report.
     if any(kind.__name__ in _DEVICE_TYPES for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _DEVICE_TEXT.search(text_of_exception(error)) is not None
@@ -460,6 +462,7 @@ def _class_of(value: Any) -> str:
 
 def _text_of_tensor(value: Any) -> str:
     torch: Any = sys.modules.get("torch")
+    # A subclass could run the user's code when it is asked for its shape.
     if torch is None or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return f"<{type(value).__module__}.{type(value).__qualname__}>"
     return f"<{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}, {value.device}>"

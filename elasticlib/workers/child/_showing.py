@@ -135,6 +135,7 @@ class _Publisher:
         self._send({"clear": True, "wait": bool(wait)}, "", is_new=False)
 
     def _send(self, message: Mapping[str, Any], text: str, *, is_new: bool) -> None:
+        # The mark is written past these streams, and must follow the text that was printed before.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()

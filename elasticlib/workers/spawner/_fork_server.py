@@ -61,6 +61,7 @@ STACK_AFTER, NATIVE_AFTER = 9.0, 9.8
 """Seconds after which an import writes where it is: itself, or, where no Python runs, by the fault handler."""
 _NEVER = 1e6
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+# The second form must not match `in os.environ.keys()`, whose use of the names is unknown.
 _LOOKUP = re.compile(
     r"""(?:\bos\.environb?(?:\.(?:get|pop|setdefault)\s*\(|\s*\[)|\bos\.getenvb?\s*\()\s*b?(["'])(?P<name>\w+)\1"""
     r"""|(["'])(?P<sought>\w+)\3\s+(?:not\s+)?in\s+os\.environb?\b(?!\.)"""

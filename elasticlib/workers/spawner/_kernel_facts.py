@@ -106,6 +106,7 @@ def _lives_apart(pid: int, sessions: Collection[int]) -> bool:
     facts = process_facts(pid)
     if facts is None or facts[0] == b"Z":
         return False
+    # The fourth field from the state letter on is the session (proc(5)).
     return int(facts[3]) not in sessions
 
 

@@ -194,6 +194,7 @@ def _host_store(listener: int, parent: int, words: int, keep: Collection[int]) -
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        # torch's server thread answers until the object is deleted.
         signal.pause()
         del store
     except BaseException as error:

@@ -131,6 +131,7 @@ class RoundStop:
         """Note since when a deaf worker is idle."""
         grows = self._grows(rank, seen.written, now)
         begin, used = self._idle.get(rank, (self._since, seen.cpu))
+        # The kernel counts whole ticks, of two kinds: each of them may be a rounded part of one.
         allowed = 2 * _TICK + _IDLE * (now - begin)
         works = not seen.sleeps or seen.cpu - used > allowed
         # A writer may free the others when it is done; a waiting restart does not wait for that.
@@ -178,6 +179,7 @@ def look(pid: int, signum: int) -> UnhandledSignal | None:
     if handler is None:
         return None
 
+    # Fields 14 and 15 of proc(5): ticks of the processor in the program, and for it in the kernel.
     cpu = (int(facts[11]) + int(facts[12])) * _TICK
 
     # A checkpoint may be written by a child while the worker waits for its peers.
@@ -244,6 +246,8 @@ def _layout() -> _Layout | None:
     if sys.implementation.name != "cpython" or signal.SIGINT not in handlers:
         return None
 
+    # The first field of a built-in function, after the head of the object, points to its
+    # definition.
     interrupt = id(_signal.default_int_handler) + object.__basicsize__
     code = _POINTER.unpack(ctypes.string_at(interrupt, _POINTER.size))[0]
     found = []

@@ -438,6 +438,7 @@ class LiveWorkers:
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
         if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
+            # Processes of a group that is signalled as a whole have the signal already.
             if not worker.course.for_group:
                 worker.ask_group()
         else:
