@@ -34,6 +34,7 @@ def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str
 
 
 def _write(path: str | None, text: str) -> None:
+    # Kubernetes makes this file; elsewhere there is none to write to.
     if path is None and not os.access(_OF_KUBERNETES, os.W_OK):
         return
     try:

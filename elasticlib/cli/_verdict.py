@@ -66,6 +66,7 @@ def termination_message(error: ElasticError) -> str:
     if error.lost_hosts:
         parts.append(f"lost hosts: {', '.join(error.lost_hosts)}")
     text = " ".join("; ".join(parts).split())
+    # The cut may fall within a character, whose rest is left out.
     return text.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
 
 

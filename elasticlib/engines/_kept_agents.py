@@ -293,4 +293,5 @@ class KeptPlacement:
         self._group.finish(self)
         # The engine's thread may wait for room, and the client's one for an event.
         self._room.release(_MOST_EVENTS)
+        # It wakes a client that waits for an event.
         self._arrived.put(None)

@@ -257,6 +257,7 @@ class RayPlacement:
             self._ends.set()
             for agent in self._agents:
                 self._kill(agent)
+        # It wakes a client that waits for an event.
         self._arrived.put(list)
         # Ray itself may be gone.
         with contextlib.suppress(Exception):
@@ -277,6 +278,7 @@ class RayPlacement:
         with contextlib.suppress(Exception):
             if is_connected():
                 ray_module().kill(agent.actor)
+        # Once, and through the queue: a read in progress may report the same death.
         lost = self._lose(agent, "it was ended")
         self._arrived.put(lambda: lost)
 

@@ -198,6 +198,7 @@ class SshPlacement:
             event = self._events.get(timeout=max(0.0, timeout))
         except queue.Empty:
             return None
+        # The thread has stopped reading output at that number of events: now there is room again.
         if self._events.qsize() == _MOST_OUTPUTS - 1:
             self._notify()
         return event
@@ -257,6 +258,7 @@ class SshPlacement:
             raise StartError(f"host {host}: cannot start ssh: {error.strerror}") from error
 
         agent = _SshAgent(place, number, host, process, bytearray(self._command.payload))
+        # One thread serves all agents: none of them may block it.
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
@@ -392,6 +394,7 @@ class SshPlacement:
         data = _read_some(agent.process.stdout)
         if data is None:
             return
+        # Its output ends with the agent; the messages in the other pipe are read by `_end`.
         if data == b"":
             self._end(agent)
             return

@@ -284,6 +284,7 @@ class Supervisor:
         """Return the actions for *event*."""
         self.now = now
         place = self.places[event.place]
+        # In a pause all agents are ended, so that their losses are expected.
         if self.phase in (CallPhase.OVER, CallPhase.PAUSED) or not place.is_from(event):
             return []
 
@@ -346,6 +347,7 @@ class Supervisor:
             place.state = PlaceState.GONE
             return self._after_outcome(why)
 
+        # An agent that never ran would fail again: a wrong host name, or no elasticlib there.
         if not place.has_been_ready and self.restarts == 0:
             return self._give_up(why)
         if number == self.coordinator:
@@ -367,6 +369,7 @@ class Supervisor:
         return self.now - place.ready_since >= self.rules.healthy_after
 
     def _pause_after(self, losses: int) -> float:
+        # Bounded: a float cannot hold each power of two.
         doublings = min(losses - 1, 30)
         return float(min(self.rules.pause * 2**doublings, self.rules.longest_pause))
 
@@ -397,6 +400,8 @@ class Supervisor:
     # Outcomes.
 
     def _on_outcome(self, event: AgentEnded, place: _PlacedAgent) -> list[Action]:
+        # Its node may have ended only because the coordinator's machine was lost, or it was
+        # stopped.
         if event.kind is OutcomeKind.CUT_OFF:
             return self._on_lost(event.place, event.why)
 

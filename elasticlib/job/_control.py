@@ -163,6 +163,7 @@ class _Control:
                 return False
             case "stop":
                 self._stop(request)
+                # The connection stays open: its end shows the client that the launch has ended.
                 client.until = math.inf
                 _send(client.connection, {})
                 return True
@@ -212,6 +213,7 @@ def controlled(run_id: str, title: str, inbox: Inbox) -> Iterator[None]:
 
 
 def _open(run_id: str, title: str, inbox: Inbox) -> _Control:
+    # A program may have several launches at a time, each with a socket of its own.
     address = f"{_PREFIX}/{os.geteuid()}/{os.getpid()}-{secrets.token_hex(4)}"
     launch = RunningLaunch(run_id, title, os.getpid(), wall_time(), address)
     listener = socket.socket(socket.AF_UNIX)
@@ -272,6 +274,7 @@ def ask_to_stop(launch: RunningLaunch, grace: float | None, *, only_node: bool) 
             connection = if_not_asked.enter_context(contextlib.closing(_connect(launch.address)))
             _send(connection, {"do": "stop", "grace": grace, "only_node": only_node})
             _received(connection)
+        # It is an OSError, too: a launch that does not answer has not ended.
         except TimeoutError:
             raise
         except (OSError, ValueError):
@@ -295,6 +298,7 @@ def _addresses() -> list[str]:
             names = {line.rpartition(" ")[2].strip() for line in table}
     except OSError:
         return []
+    # The kernel shows the NUL at the beginning of an abstract address as "@".
     ours = re.compile(rf"@{_PREFIX}/{os.geteuid()}/\d{{1,10}}-[0-9a-f]+")
     return sorted(name[1:] for name in names if ours.fullmatch(name))
 

@@ -178,6 +178,7 @@ class Job:
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
+            # After a failure the output stays for the user.
             if self._error is None and work.folder:
                 weakref.finalize(self, _remove_output, work.folder, self._owner)
             self._workers.note_end()

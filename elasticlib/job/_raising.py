@@ -112,6 +112,7 @@ def _kind(kind: type[Exception]) -> type | None:
         return None
 
     made = None
+    # The layouts of two classes can conflict, and a class may refuse to have subclasses.
     with contextlib.suppress(Exception):
         made = type(_Raised.__name__, (_Raised, kind), {"__module__": _Raised.__module__})
         _both[kind] = weakref.ref(made)

@@ -105,6 +105,7 @@ def _last_change(folder: str) -> float:
     """Return the time of the last change in *folder*, in Unix seconds; the present time if unknown."""
     try:
         walk = os.walk(folder, onerror=_refuse)
+        # The folder itself counts, too: it changes when a file in it is made or removed.
         return max(os.lstat(os.path.join(place, name)).st_mtime for place, _, names in walk for name in (".", *names))
     except (OSError, ValueError):
         return wall_time()

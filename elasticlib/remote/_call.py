@@ -240,6 +240,8 @@ def pack_error(error: BaseException, world: int) -> bytes:
     if isinstance(error, ChildFailedError):
         failures, title = error.failures, error._elastic_title or error.name
         cause = error.__cause__ or error
+    # A `ChildFailedError` is made again of its failures: only the worker's exception is sent with
+    # them.
     has_cause = cause is not error
     sent = pack_exception(cause, None) if has_cause or not failures else b""
     head: dict[str, Any] = {

@@ -300,6 +300,7 @@ class _Node:
             return
         try:
             action(data)
+        # It is the outcome: an agent that ends without one counts as lost, and is replaced.
         except BaseException as error:
             self._error = error
 

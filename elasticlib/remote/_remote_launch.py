@@ -177,6 +177,7 @@ class _Events:
     def end(self) -> None:
         """End the thread; later events are lost."""
         self._is_over = True
+        # The thread may wait for room, which nobody makes any more.
         self._room.release(_MOST_EVENTS)
         self._thread.join()
 
@@ -306,6 +307,7 @@ class _Run:
 
     def _receive(self, received: _Received) -> AgentUp | AgentLost | AgentEnded | None:
         """Note an event, and return it for the supervisor."""
+        # Agents of a placement that has ended count no more.
         if received.placement is not self._placement:
             return None
 
@@ -343,6 +345,7 @@ class _Run:
             outcome = read_outcome(event.data)
         except (ValueError, KeyError, TypeError) as error:
             return AgentLost(event.place, f"the outcome of agent {event.place} cannot be read: {error}", event.agent)
+        # An agent that was replaced meanwhile has no outcome for its node.
         if event.agent == self._supervisor.places[event.place].agent:
             self._results[event.place] = event.data
         return outcome.of_agent(event.place, event.agent)
@@ -357,6 +360,7 @@ class _Run:
                     assert self._placement is not None
                     self._placement.replace(place)
                     self._living[place] = self._supervisor.places[place].agent
+                    # The outcome of the former agent does not count for the next one.
                     self._results.pop(place, None)
                 case StopAll():
                     self._stop_all(grace)

@@ -89,6 +89,7 @@ class WorkersOfNodes:
         with self._changed:
             if not is_expected:
                 self._reports.pop(place, None)
+            # No answer comes from this place any more.
             for request in self._requests.values():
                 if request.missing is not None:
                     request.missing.discard(place)

@@ -357,6 +357,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         if self._log_event is None:
             return
         try:
+            # A caller's function must not end the thread that watches the timers.
             self._log_event(name, request)
         except Exception:
             _log.exception("log_event failed for %r", name)

@@ -134,6 +134,7 @@ def _missing(store: Any, prefix: str, ranks: Sequence[int]) -> Iterator[int]:
     if len(ranks) == 1:
         yield ranks[0]
     else:
+        # A check of several keys only says whether all of them exist, so halves are checked again.
         middle = len(ranks) // 2
         yield from _missing(store, prefix, ranks[:middle])
         yield from _missing(store, prefix, ranks[middle:])

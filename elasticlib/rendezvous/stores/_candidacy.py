@@ -218,6 +218,8 @@ class Candidacy:
             case Found(version, True):
                 return Await(version, SLICE)
             case Found():
+                # The term counts from here: other nodes count from the store's answer, which is
+                # later.
                 self._sent = now
                 return Acquire(self.ttl)
             case Acquired(RenewedKey() as hold):

@@ -292,6 +292,7 @@ class Candidate:
         hold = self._candidacy.hold
         if self._keys is not None and hold is not None:
             with contextlib.suppress(RendezvousError):
+                # Otherwise the other nodes would wait for the end of the lease.
                 self._keys.release(hold)
         self._on_lost(why)
 
@@ -346,6 +347,7 @@ class Candidate:
                 keys.keep(self._root)
             case events.ReleaseLeadership(hold):
                 with contextlib.suppress(RendezvousConnectionError):
+                    # Out of reach, the store ends the lease in time.
                     keys.release(hold)
             case _:
                 assert_never(action)

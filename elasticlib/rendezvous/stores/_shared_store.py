@@ -287,6 +287,7 @@ class OtherJobs:
         while True:
             announced, has_more = self._look()
             living = self._without_dead(announced)
+            # Dead jobs have made room for those that did not fit: look again.
             if living or not has_more:
                 return sorted(living)
 

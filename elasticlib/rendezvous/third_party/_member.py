@@ -119,6 +119,7 @@ class HandlerMember:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
         notices = self._take_notices()
+        # Events before an error are returned first; the next call raises it.
         if not notices:
             self._check_answers()
         return notices

@@ -179,6 +179,7 @@ def patches() -> tuple[Patch, ...]:
 
 
 def _of_monkeypatch(patches: Any) -> Iterator[Patch]:
+    # pytest has no public list of the patches of a `monkeypatch`.
     for owner, name, _ in patches._setattr:
         if not _is_of_pytest(owner) and not _config_modules.is_config(owner):
             yield _of_attribute("monkeypatch.setattr", owner, name)

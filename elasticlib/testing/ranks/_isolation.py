@@ -50,6 +50,7 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     groups = _process_state.groups()
     apart = _ImportEffects(before, seed)
     _seed_all(seed)
+    # importlib holds this lock for each module that it loads, and no public hook shows the end.
     former = _bootstrap._ModuleLockManager
     _bootstrap._ModuleLockManager = _lock_with(former, apart.entered, apart.left)
     try:

@@ -50,6 +50,7 @@ class EtcdBackend(KeysBackend):
 
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
+        # The prefix may be empty.
         root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
         super().__init__(job.backend, root, job.heartbeat)
         self._limit = float(job.options.get("read_timeout", 60.0))

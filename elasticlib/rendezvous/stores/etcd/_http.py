@@ -159,6 +159,7 @@ class Line:
             self._closed = True
             if self._waiting is not None:
                 with contextlib.suppress(OSError):
+                    # Not closed: that would leave the other thread in its read.
                     self._waiting.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -188,6 +189,7 @@ class Line:
 def _open(site: Site, limit: float) -> http.client.HTTPConnection:
     sock = socket.create_connection((site.address, site.port), limit)
     try:
+        # As `http.client` does with its own sockets: a small request must not wait for more.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if site.tls is not None:
             sock = site.tls.wrap_socket(sock, server_hostname=site.host)

@@ -62,6 +62,7 @@ class _Finder:
         if place is None:
             return None
 
+        # A namespace package has folders, and no file.
         if not place.file:
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = list(place.folders)

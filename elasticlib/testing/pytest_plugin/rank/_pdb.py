@@ -39,6 +39,7 @@ class _Terminal:
         stdin, stdout = (
             self._stack.enter_context(_stream(each, mode)) for each, mode in zip(answer[1], "rw", strict=True)
         )
+        # With `nosigint` pdb leaves the worker's handler of SIGINT as it is.
         self.debugger = pdb.Pdb(stdin=stdin, stdout=stdout, nosigint=True)
         self.debugger.prompt = f"(Pdb rank {os.environ['RANK']}) "
         self.debugger.use_rawinput = False
