@@ -481,6 +481,7 @@ def _worker_spec(
 def _summary(config: LaunchConfig) -> dict[str, object]:
     """Return the settings of *config* for the log, without empty values and secrets."""
     values = {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.repr}
+    # By identity: 0 equals False, and is a setting.
     return {name: value for name, value in values.items() if value is not False and value not in (None, "", {})}
 
 

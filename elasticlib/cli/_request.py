@@ -224,6 +224,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         **_rendezvous(values, given, environ),
         **{name: values[name] for name in _AS_GIVEN},
     )
+    # Only a given one: where it has no effect, the default is left out without a word.
     if config.preload and "preload" in given:
         _check_preload(config, given["preload"])
     return config

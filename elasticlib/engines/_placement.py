@@ -286,6 +286,7 @@ def number_in(environ: _Environ, name: str, default: str = "") -> int | None:
 
 
 def _whole(text: str) -> int | None:
+    # `int` also reads digits of other scripts, and texts of any length.
     is_number = text.isdecimal() and text.isascii() and len(text) < 20
     return int(text) if is_number else None
 

@@ -415,6 +415,7 @@ class Job:
         with self._changed:
             if self._over:
                 return Stacks()
+            # An answer to an earlier request must not count for this one.
             self._workers.stacks = None
             self._inbox.put(StacksRequest(), may_wait=True)
             if not wait_for_change(self._changed, lambda: self._workers.stacks is not None or self._over, timeout):

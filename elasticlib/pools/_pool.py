@@ -201,6 +201,7 @@ class Pool:
     def _replace(self) -> None:
         # Until the old workers have ended, their GPUs are taken.
         self._workers.wait()
+        # An interrupt must not lose the new workers before they have an owner.
         with DeferredSignals():
             self._finalizer.detach()
             self._workers = self._start(self._config, self._group)
@@ -290,6 +291,7 @@ class _ItemCalls:
         """Run all items and return their results. Called once, while the pool serves no other call."""
         self._use(workers)
         while self._pending or self._running:
+            # The last item of each worker has leaked state.
             if not self._idle and not self._running:
                 self._use(self._pool.replaced())
             self._send_to_idle_workers()

@@ -177,6 +177,8 @@ class Submission:
         with contextlib.suppress(OSError):
             self.folder.write_text(_NUMBER, self.number)
             make_private_folder(os.path.dirname(link))
+            # A link cannot be written over, such as that of a job whose number Slurm has given
+            # again.
             temporary = f"{link}.{os.getpid()}"
             os.symlink(self.folder.path, temporary)
             os.replace(temporary, link)
@@ -215,6 +217,7 @@ def _own_bytes(path: str) -> bytes:
 
 def _regular_bytes(path: str) -> bytes:
     """Return the bytes of a regular file. Raises OSError or ValueError."""
+    # Whatever others have put there: no link is followed, and a pipe does not hold the reader.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         found: Any = os.fstat(descriptor)

@@ -243,6 +243,7 @@ class _BatchWatch:
         if script is not None:
             return script.poll() is not None
         has_ended = self._files.has_ended(self._restarts())
+        # Slurm lists a job for some moments after its script has ended.
         if has_ended and not self._seen.is_over:
             self._ask_at = min(self._ask_at, monotonic() + _SOON_SECONDS)
         return self._seen.is_over or (has_ended and self._submission.record.is_step)

@@ -181,6 +181,7 @@ def _run_script(folder: BatchFolder, environ: Mapping[str, str]) -> subprocess.P
     if shutil.which("srun") is None:
         raise StartError("srun is not installed on this machine: install Slurm's client programs")
     with open(folder.file(OUTPUT), "ab") as output, open(folder.file(ERRORS), "ab") as errors:
+        # In a session of its own: Ctrl-C must reach this program alone, which cancels the step.
         return subprocess.Popen(
             ["bash", folder.file(SCRIPT)],
             stdin=subprocess.DEVNULL,

@@ -132,6 +132,7 @@ class FileTimerClient(TimerClient):
         # Opening it for writing without waiting fails as long as no process reads.
         descriptor = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            # Any other file would take the request, which no server reads.
             if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 raise OSError(errno.EINVAL, "it is not a named pipe")
             os.write(descriptor, line)
@@ -181,6 +182,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
     def _open(self) -> None:
         try:
+            # A link that leads nowhere is in the way, too.
             if os.path.lexists(self._file_path):
                 os.unlink(self._file_path)
             os.mkfifo(self._file_path, 0o600)

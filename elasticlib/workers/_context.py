@@ -478,6 +478,7 @@ def _check_ranks(name: str, by_rank: object, count: int) -> None:
 
 def check_arguments(args: Mapping[int, Sequence[Any]]) -> dict[int, tuple[Any, ...]]:
     """Return *args* by local rank, in order."""
+    # Any number for other types, which the check refuses.
     count = len(args) if isinstance(args, Mapping) else 1
     _check_ranks("args", args, count)
     return {rank: _rules.arguments(f"args[{rank}]", args[rank]) for rank in range(count)}

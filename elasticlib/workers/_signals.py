@@ -274,6 +274,7 @@ class Inbox:
 
     def drain(self) -> list[object]:
         """Return the messages since the last call, oldest first."""
+        # The descriptors first: a message that comes meanwhile makes them readable again.
         for descriptor in (self._ready, self._hurry):
             if descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
@@ -360,6 +361,7 @@ class DeferredSignals:
 
     def begin(self) -> None:
         """Begin to delay interrupts."""
+        # SIG_DFL and SIG_IGN run no handler, so that there is nothing to delay.
         if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
             self._former = signal.signal(signal.SIGINT, self._on_signal)
 

@@ -264,6 +264,7 @@ class C10dBackend:
 
     def close(self) -> None:
         """End the server, if there is one; may be called twice."""
+        # torch ends a server with its object.
         self.server = self._inner = None
         if self.listening is not None:
             self.listening.close()
@@ -497,6 +498,7 @@ def _raise_descriptor_limit() -> None:
     """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(hard_limit, DESCRIPTORS)
+    # Python's number for it is -1, which `min` takes for the lowest.
     if hard_limit == resource.RLIM_INFINITY:
         limit = DESCRIPTORS
     with suppress(ValueError, OSError):

@@ -266,6 +266,7 @@ class Candidate:
             self._closing.set()
             if self._term is not None:
                 self._term.end("it resigned")
+            # The thread may wait in the store for the end of another node's term.
             elif self._keys is not None:
                 self._keys.interrupt()
 

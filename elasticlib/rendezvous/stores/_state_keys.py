@@ -182,6 +182,7 @@ class SharedState:
         sightings = {}
         for path, lease in self._document.leases.items():
             sighting = self._document.items[path], lease
+            # Each renewal makes another lease, whose time begins now.
             sightings[sighting] = self._sightings.get(sighting, now)
 
         self._sightings = sightings

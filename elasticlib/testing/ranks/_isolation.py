@@ -146,6 +146,7 @@ def _changes(before: _process_state.State) -> tuple[str, ...]:
     if not _process_state.differences(before, _process_state.look()):
         return ()
 
+    # A cycle may still hold what the test has dropped, such as an open file.
     gc.collect()
     until = monotonic() + _ENDING
     _join_new_threads(before["threads"], until)

@@ -213,6 +213,7 @@ class Ranks:
 
         def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, TestProgress, dict[int, str]]:
             self._prepare(workers, always)
+            # A worker's file begins with the output of earlier tests.
             sizes = {rank: _size(file) for rank, file in _files(workers).items()}
             # A person at a breakpoint needs longer than any test.
             limit = _AT_BREAKPOINTS if debugger_follows() else wanted.timeout

@@ -99,6 +99,7 @@ class CallPickler(_by_value.Pickler):
         view: Any = bytearray()
         if size:
             view = (ctypes.c_char * size).from_address(memory.data_ptr())
+            # The view alone does not keep the tensor's memory.
             view.owner = memory
 
         return _buffers.storage_of, (pickle.PickleBuffer(view),)

@@ -212,6 +212,7 @@ def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
 
 def _running_line(module: types.ModuleType, frames: Mapping[int, types.FrameType]) -> int | None:
     """Return the line of the script *module* at which its program stands; None after its end."""
+    # A thread that makes the call has been started behind the guard, where the first thread stands.
     for ident in (threading.get_ident(), threading.main_thread().ident):
         for frame in _outward(frames.get(ident or 0)):
             if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
@@ -290,6 +291,7 @@ def facts_of(tree: ast.Module) -> ScriptText:
 def _is_guard(test: ast.expr) -> bool:
     match test:
         case ast.BoolOp(op=ast.And(), values=values):
+            # One false operand is enough to skip the block.
             return any(map(_is_guard, values))
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             return _is_main_test(left, right) or _is_main_test(right, left)

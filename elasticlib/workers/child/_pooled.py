@@ -139,6 +139,8 @@ class _CallGroup:
         self._hook = sys.excepthook
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         self._made, self._store = dist.group.WORLD, store
+        # From then on no rank still connects to another one, so that each may close its
+        # connections.
         if store.add(_ARRIVED, 1) == size:
             store.set(_ALL_ARRIVED, "")
 
@@ -303,6 +305,7 @@ class _Server:
         self._imports = _ProjectFiles()
         self._imports.watch()
         self._sending = threading.Lock()
+        # A process that the user's code forks must not take the next call.
         os.register_at_fork(after_in_child=channel.close)
 
     def serve(self) -> None:
@@ -341,6 +344,7 @@ class _Server:
 
         answer = _report.report_files(report)
         try:
+            # After a failure the caller decides whether this worker is replaced.
             leak = self.group.end() if report.kind == "result" else ""
             reply = {"op": "answer", "call": message["call"], "leaks": leak, "files": self._imports.new()}
             with self._sending:
@@ -356,6 +360,7 @@ class _Server:
             _interpreter_end.flush_lines()
         except SystemExit as stop:
             _interpreter_end.flush_streams(0)
+            # A function that exits without a failure has succeeded, like a script.
             if stop.code not in (None, 0):
                 return _result_pickles.report_of_failure(stop, shared)
             result = None

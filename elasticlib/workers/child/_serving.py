@@ -123,6 +123,7 @@ class ImportWaiter:
         load = loader.exec_module
 
         def load_and_report(module: ModuleType) -> None:
+            # The module keeps its loader, which must be as before.
             del loader.exec_module
             self.leave()
             load(module)

@@ -95,6 +95,7 @@ class Line:
             connection.sock.settimeout(self.limit)
             response = _send(connection, method, path, body)
             answer = HttpAnswer(self.site.url, response.status, response.read())
+            # `http.client` would connect again itself, by name and without TLS.
             if response.will_close:
                 self._drop()
             return answer

@@ -121,6 +121,7 @@ class V3Keys(Keys):
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
         # A watch of a key also gets its value: a key without one shows that a folder grew.
         keys = {"key": _b64(_bell(path) if folder else path)}
+        # From the next revision on: a change between look and watch ends the wait at once.
         body = dumps({"create_request": keys | {"start_revision": str(since + 1)}})
         answer = self._line.listen(f"{self._root}/watch", body, timeout, _is_event)
         if answer is not None and answer.status != 200:
@@ -131,6 +132,7 @@ class V3Keys(Keys):
         lease = int(granted["ID"])
         token = f"{name}/{uuid.uuid4().hex[:8]}"
         put = _put(path, token.encode(), lease)
+        # A key that does not exist has creation revision 0.
         reply = self._call("/kv/txn", {"compare": [_born(path, 0)], "success": [put]})
         hold = RenewedKey(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
@@ -146,6 +148,7 @@ class V3Keys(Keys):
 
     def holds(self, hold: RenewedKey) -> bool:
         (item,), _ = self.read([hold.path])
+        # The key of another holder was created at another revision.
         return item is not None and item.born == hold.born
 
     def release(self, hold: RenewedKey) -> None:
