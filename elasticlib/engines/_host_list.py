@@ -31,6 +31,8 @@ def hosts_of(text: str) -> tuple[str, ...]:
         is_separated = text[end : item.start()] == ("," if hosts else "")
         if not is_separated:
             break
+        # One more than allowed shows that there are too many. Several brackets can stand for
+        # billions of names.
         hosts.extend(itertools.islice(_expanded(item[0]), _MOST + 1 - len(hosts)))
         end = item.end()
 
@@ -60,6 +62,7 @@ def _numbers(text: str) -> list[str]:
 
         first, last = found["first"], found["last"] or found["first"]
         count = int(last) - int(first) + 1
+        # Checked before they are made: a short text can name a billion.
         if len(numbers) + count > _MOST:
             raise ValueError(f"[{text[:80]}] has more than {_MOST} numbers")
         numbers += [str(int(first) + step).zfill(len(first)) for step in range(count)]

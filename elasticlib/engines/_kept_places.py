@@ -109,10 +109,12 @@ class KeptPlaces:
         if isinstance(event, EngineEnds):
             return [event]
         place = self._places[event.place]
+        # It comes from a former agent of the place.
         if event.agent != place.agent:
             return []
         if isinstance(event, AgentLost):
             return self._on_lost(event, place)
+        # Of an agent that waits for a call, or is lost, nothing else counts.
         if place.state not in _AT_CALL:
             return []
 

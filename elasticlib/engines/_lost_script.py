@@ -79,6 +79,7 @@ def _is_launcher_gone(environ: Mapping[str, str], others: Sequence[str]) -> bool
         # Its machine answers, and has no such process any more.
         return True
     except (OSError, OverflowError):
+        # This node itself may be cut off, so others are asked.
         return any(_is_unreachable_from(other, host, port, environ) for other in others[:_MOST_WITNESSES])
     return False
 

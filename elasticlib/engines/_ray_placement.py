@@ -295,6 +295,7 @@ class RayPlacement:
     def _received(self, agent: _RayAgent, future: Future[bytes | str]) -> list[EngineEvent]:
         """Return the events in the bytes of an agent, and read on."""
         self._remind_at = None
+        # It was lost, or replaced, while the read was on its way.
         if not agent.is_open:
             return []
         try:

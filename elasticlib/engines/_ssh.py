@@ -158,6 +158,7 @@ class _SshAgent:
     def why(self) -> str:
         """Return how the agent ended, with the machine's name."""
         status = self.process.returncode
+        # Programs of the host write there too, so a line that ssh is known for says most.
         said = next((line for line in reversed(self.messages) if _meaning(line)), "") or " / ".join(self.messages)
         if status == _SSH_FAILED or said:
             meaning = _meaning(said)
@@ -273,6 +274,7 @@ class SshPlacement:
 
     def _close_stream(self, stream: IO[bytes] | None) -> None:
         if stream is not None and not stream.closed:
+            # A stream with nothing to write, or that is not read now, is not registered.
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stream)
             with contextlib.suppress(OSError):
@@ -289,6 +291,7 @@ class SshPlacement:
         except subprocess.TimeoutExpired:
             agent.process.kill()
             agent.process.wait()
+        # The last messages, which often say why it ended, may be unread.
         if agent.process.stderr is not None and not agent.process.stderr.closed:
             self._read_messages(agent)
         self._close_stream(agent.process.stdout)
@@ -336,6 +339,7 @@ class SshPlacement:
                 os.eventfd_read(self._wake)
                 continue
             with self._lock:
+                # An event before this one may have ended the agent.
                 if key.data.is_open:
                     self._serve(key.data, key.fileobj)
 

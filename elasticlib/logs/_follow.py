@@ -33,6 +33,7 @@ KEPT = 32 << 20
 """Bytes that stay then."""
 _STEP = 1 << 20
 """A hole ends at a multiple of this, which is a multiple of any file system's block size."""
+# FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE, which Python's os lacks (source: linux/falloc.h).
 _PUNCH_AND_KEEP_SIZE = 0x02 | 0x01
 
 

@@ -13,6 +13,8 @@ import struct
 
 from attrs import define
 
+# The flags, and the fixed part of an event: watch, mask, cookie, length of a name (source:
+# inotify(7)).
 _IN_MODIFY = 0x2
 _IN_ONESHOT = 0x80000000
 _EVENT = struct.Struct("iIII")

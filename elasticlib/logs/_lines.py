@@ -90,6 +90,7 @@ class LineAssembler:
         return self._line(state)
 
     def _rewritten_state(self) -> bytes:
+        # A final "\r" is no text: it rewrites the line, or is half of its end.
         if self._open.endswith(b"\r"):
             return self._seen(bytes(self._open[:-1]))
         return self._under or b""
@@ -101,6 +102,7 @@ class LineAssembler:
         shown = self._shown
         self._open.clear()
         self._under = self._shown = self.due = None
+        # Its last state was output already, or the bar has cleared itself.
         if rewritten and (state == shown or not state.strip()):
             return b""
         return self._line(state) if state else b""

@@ -406,6 +406,7 @@ def _hides_its_key(call: ast.Call) -> bool:
 
 def _update_hides_keys(call: ast.Call) -> bool:
     """Return True if an ``update`` takes a dictionary that is not written out in its call."""
+    # In the syntax tree, a keyword without a name is a ``**``.
     takes_another = not all(map(_shows_its_keys, call.args))
     unpacks_another = not all(keyword.arg for keyword in call.keywords)
     return takes_another or unpacks_another
@@ -415,6 +416,7 @@ def _shows_its_keys(value: ast.expr) -> bool:
     """
     Return True for a dictionary that is written out, and takes nothing from another one (``**``).
     """
+    # In the syntax tree, a ``**`` within the braces has None as its key.
     return isinstance(value, ast.Dict) and None not in value.keys
 
 

@@ -33,4 +33,5 @@ def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
             value = next((line.split()[1] for line in file if line.startswith(mask)), b"0")
     except OSError:
         return False
+    # Bit n - 1 stands for signal n.
     return bool(int(value, 16) >> (signum - 1) & 1)

@@ -204,6 +204,7 @@ class _BatchWatch:
             try:
                 packed = self._files.read(name)
                 self._outcomes[place] = read_outcome(packed).of_agent(place[1])
+            # The next look may find it readable.
             except OSError:
                 continue
             except (ValueError, KeyError, TypeError) as error:

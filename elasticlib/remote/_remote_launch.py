@@ -117,6 +117,7 @@ def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine, *, has_token
     With *has_token* these include the token.
     """
     nodes, most = engine.nodes, config.max_nodes
+    # The second is the default of a launch: nobody gave a number.
     if config.min_nodes == "all" or (config.min_nodes, most) == (1, 1):
         least = nodes
     elif most != nodes:

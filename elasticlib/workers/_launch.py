@@ -527,6 +527,7 @@ class SpawnerClient:
         differences = [worker.differences(self._common) for worker in workers]
         descriptors = (*streams, *more.values())
         self._messages.send("start", descriptors, round=number, workers=differences, more=list(more))
+        # The spawner has its own copies.
         for stream in streams:
             os.close(stream)
 

@@ -34,6 +34,7 @@ def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[st
 
     def key(node: str) -> tuple[Any, ...]:
         index = nodes[node].index if are_distinct else None
+        # False sorts before True, so the host of the store is next.
         fixed = (0, index) if index is not None else (1, not nodes[node].hosts)
         return (*fixed, places.get(node, len(places)), natural_key(node))
 

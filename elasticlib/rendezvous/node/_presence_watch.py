@@ -208,6 +208,7 @@ class _NodeWatch:
         try:
             self._connection.getpeername()
         except OSError:
+            # Neither an error nor a peer: the attempt still waits for an answer.
             return errno.ETIMEDOUT
         return 0
 
@@ -221,6 +222,7 @@ class _NodeWatch:
         """Close the connection."""
         connection, self._connection, self.deadline = self._connection, None, None
         if connection is not None:
+            # An attempt that failed at once may have left the socket unregistered.
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(connection)
             connection.close()

@@ -360,6 +360,7 @@ class OtherJobs:
             has_ended = heartbeat is None and not announced
             if has_ended:
                 return False
+            # The value counts, not its age: clocks of two machines are not compared.
             if heartbeat != job.last:
                 job.last = heartbeat
                 job.since = self._clock()

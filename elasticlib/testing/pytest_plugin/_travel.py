@@ -101,6 +101,7 @@ def explaining(config: Any) -> tuple[str, ...]:
     found = []
     for each in config.hook.pytest_assertrepr_compare.get_hookimpls():
         name = getattr(each.plugin, "__name__", "")
+        # A rank has pytest's own explanations already, and can import the others by name.
         if isinstance(each.plugin, ModuleType) and name in sys.modules and not name.startswith("_pytest."):
             found.append(name)
     return tuple(found)

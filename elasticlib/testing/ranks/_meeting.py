@@ -64,4 +64,5 @@ def meet(*, has_stopped: bool) -> None:
         with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)):
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
+            # This returns once the tests' process has closed the other end of the pipe.
             poll.poll()

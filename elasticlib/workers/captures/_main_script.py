@@ -406,6 +406,7 @@ def reached_globals(functions: Sequence[Any], namespace: Mapping[str, Any]) -> d
     seen = set[int]()
     while left:
         each = left.pop()
+        # By identity: a value may be unhashable, or compare as it likes.
         if id(each) in seen:
             continue
         seen.add(id(each))

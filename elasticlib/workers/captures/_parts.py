@@ -158,6 +158,7 @@ def attributes(owner: object) -> dict[str, Any]:
         if isinstance(slots, str):
             slots = (slots,)
         for name in slots:
+            # Not by `getattr`, which may run the user's code.
             with contextlib.suppress(AttributeError):  # not set yet
                 found[name] = object.__getattribute__(owner, name)
     return {**found, **getattr(owner, "__dict__", {})}

@@ -377,6 +377,7 @@ def _first_on_path(spec: StartSpec) -> list[str]:
         return [spec.path0]
     if _is_safe_path():
         return []
+    # With ``-m``, Python searches the current folder first, unless it was removed.
     was_removed = spec.kind == "module" and not spec.path0
     return [] if was_removed else [spec.path0]
 

@@ -288,6 +288,7 @@ def is_external(error: BaseException) -> bool:
     """
     seen: set[int] = set()
     each: BaseException | None = error
+    # A chain of causes may be a circle.
     while each is not None and id(each) not in seen:
         if isinstance(each, (OSError, MemoryError)) or is_secondary(each) or _is_of_device(each):
             return True
@@ -485,6 +486,7 @@ def _variables_of(frame: FrameType, text: _ValueText, until: float) -> dict[str,
     Return the variables of *frame* as text, as many as can be described before the time *until*.
     """
     variables: dict[str, str] = {}
+    # A copy: a repr may run code that changes the variables of a module.
     for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
         if monotonic() >= until:
             break

@@ -27,6 +27,7 @@ def blas_libraries() -> list[Any]:
     Return the OpenBLAS libraries of this process, each as (getter, setter) of its thread count.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        # The sixth field of a line is the path, which may contain blanks.
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
     found = []
     for path in sorted(paths):
