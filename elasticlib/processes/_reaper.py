@@ -224,6 +224,7 @@ def _settled_state(pid: int) -> str:
     for _ in range(_LOOKS_AT_SLEEP):
         facts = process_facts(pid)
         state = "" if facts is None else facts[0].decode()
+        # Any wait for a disk is such a sleep: only one that lasts counts.
         if state != "D":
             break
         sleep(_LOOK)
@@ -356,6 +357,7 @@ def living_parent(parent: int) -> Handle:
         handle = handle_of_parent(parent)
     except OSError:
         os._exit(1)
+    # It ended before the handle was made, which may be that of another process with its number.
     if os.getppid() != parent:
         os._exit(1)
     return handle

@@ -75,6 +75,7 @@ def await_release(handed: Handed) -> None:
     program that closed the descriptor. Source: torch's launcher holds the workers of functions in
     the same way.
     """
+    # A program that closed the descriptor may have a file of its own under the number.
     if os.getpid() != handed.pid or _report.identity(handed.release) != handed.release_identity:
         return
     with contextlib.suppress(BaseException):
