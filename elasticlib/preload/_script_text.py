@@ -406,8 +406,8 @@ def _hides_its_key(call: ast.Call) -> bool:
 
 def _update_hides_keys(call: ast.Call) -> bool:
     """Return True if an ``update`` takes a dictionary that is not written out in its call."""
-    # In the syntax tree, a keyword without a name is a ``**``.
     takes_another = not all(map(_shows_its_keys, call.args))
+    # In the syntax tree, a keyword without a name is a ``**``.
     unpacks_another = not all(keyword.arg for keyword in call.keywords)
     return takes_another or unpacks_another
 
