@@ -243,6 +243,12 @@ class Job:
             self._workers.course = evolve(self._workers.course, state=state)
             self._changed.notify_all()
 
+    def is_handed_over(self, seconds: float) -> bool:
+        """Return True once a batch system has the job; False if it ends before, or after some *seconds*."""
+        with self._changed:
+            wait_for_change(self._changed, lambda: bool(self._workers.engine) or self._over, seconds)
+            return bool(self._workers.engine)
+
     def _show_stacks(self) -> None:
         """Print the stacks to stderr if they were requested for the console."""
         why = self._workers.take_heading()

@@ -68,6 +68,10 @@ class Shares:
                 self._shares = [each for each in self._shares if each is not share]
 
 
+_HANDOVER_SECONDS = 90.0
+"""Seconds that a program waits at its end until a batch system has its job, or has refused it."""
+
+
 class Register:
     """The running jobs of this process."""
 
@@ -113,7 +117,7 @@ class Register:
         left = [job for job in running if not job.outlives_program]
         for job in running:
             if job.outlives_program:
-                _log.warning("%r continues after the end of its program", job)
+                _let_go(job)
 
         for job in left:
             if not job.is_owned:
@@ -126,6 +130,14 @@ class Register:
         for job in left:
             # Waited for after all were asked to stop, so that they end at the same time.
             job.ends_with_program()
+
+
+def _let_go(job: Job) -> None:
+    """Wait until a batch system has *job*, which continues there after the end of its program."""
+    if job.is_handed_over(_HANDOVER_SECONDS):
+        _log.warning("%r continues after the end of its program", job)
+    else:
+        _log.error("%r was not submitted before its program ended: %s", job, job.exception() or "no answer")
 
 
 def _is_rerun(former: Job, job: Job) -> bool:

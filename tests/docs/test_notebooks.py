@@ -57,6 +57,7 @@ def test_it_names_every_method_of_a_job() -> None:
         "ends_with_program",
         "note_engine",
         "note_silence",
+        "is_handed_over",
         "ask_to_stop",
     }  # for whoever carries it out
     public = {name for name in vars(Job) if not name.startswith("_")} - own

@@ -52,6 +52,7 @@ if __name__ == "__main__":
         else:
             engine = Slurm(**settings, folder=f"{folder}/shared")
             job = elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=0), train, on=engine).start(what, folder)
+        if what == "go": sys.exit()
         while not job.done() and "job_id" not in job.status().engine: time.sleep(0.02)
         with open(f"{folder}/number", "w") as file: file.write(job.status().engine.get("job_id", "-"))
         if what == "leave": sys.exit()
@@ -217,6 +218,21 @@ def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients:
     assert "RUNNING" == job.facts()["JobState"]
     clients.go()
     assert ALL == outcome(client)[0]
+
+
+def test_program_that_ends_at_once_has_submitted_its_job(clients: Clients) -> None:
+    client = clients.start("go")
+    _, stderr = client.communicate(timeout=LIMIT)
+
+    [number] = re.findall(r"slurm job (\d+)\)> continues after the end of its program", stderr)
+    assert ALL == outcome(clients.start(attached=number))[0]
+
+
+def test_program_whose_job_is_refused_says_so_at_its_end(clients: Clients) -> None:
+    client = clients.start("go", partition="no-such")
+    _, stderr = client.communicate(timeout=LIMIT)
+
+    assert "was not submitted before its program ended: the job was refused: invalid partition" in stderr
 
 
 def test_results_are_those_of_the_run_after_a_requeue(clients: Clients) -> None:
