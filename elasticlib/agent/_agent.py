@@ -628,11 +628,11 @@ class SimpleElasticAgent(ElasticAgent):
         # After a stop of this node its workers have not failed: they stay STOPPED.
         if end.stop is None:
             self._worker_group.step(WorkerState.FAILED, end.why)
-        error = error_of(end, self._result.return_values)
+        own = self._failures() if self._assigned else {}
+        error = error_of(end, self._result.return_values, own)
         if error is not None:
             raise error
 
-        own = self._failures() if self._assigned else {}
         failures = agreed(own, end.final, self._member.node)
         workers_failed = self._assigned and self._result.state in _NOT_WELL
         if not failures and not workers_failed:

@@ -27,6 +27,7 @@ from elasticlib.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
     SignalException,
+    root_cause,
 )
 from elasticlib.rendezvous.protocol import FailureNote, Final
 
@@ -84,15 +85,19 @@ def _host_of(node: str) -> str:
     return host or node
 
 
-def error_of(end: Finish, results: Mapping[int, Any] = MappingProxyType({})) -> ElasticError | None:
+def error_of(
+    end: Finish,
+    results: Mapping[int, Any] = MappingProxyType({}),
+    failures: Mapping[int, ProcessFailure] = MappingProxyType({}),
+) -> ElasticError | None:
     """
     Return the error for the caller if the run failed and no worker caused it; else None.
 
-    *results* is {global rank: return value}.
+    *results* is {global rank: return value}, and *failures* are those of this node's workers by rank.
     """
     if end.stop is not None:
         is_preempted = end.saved and _is_preemption(end.stop)
-        return _preempted(end, end.stop, results) if is_preempted else _error_of_stop(end.stop)
+        return _preempted(end, end.stop, results) if is_preempted else _error_of_stop(end.stop, failures)
     if end.succeeded or end.final is None:
         return None
     return _error_of_job(end, end.final, results)
@@ -105,13 +110,28 @@ def _is_preemption(stop: StopRequested) -> bool:
     return not (is_by_person or is_by_program)
 
 
-def _error_of_stop(stop: StopRequested) -> ElasticError:
+def _error_of_stop(stop: StopRequested, failures: Mapping[int, ProcessFailure]) -> ElasticError:
     received = signal.Signals(stop.signum)
     kind = LaunchInterrupted if received == signal.SIGINT else SignalException
-    why = stop.reason or f"process {os.getpid()} got {received.name}: its workers were stopped"
-    error = kind(why, received)
+    error = kind(_text_of_stop(stop, received) + _text_of_raised(failures), received)
     error.is_notice = stop.is_notice
     return error
+
+
+def _text_of_stop(stop: StopRequested, received: signal.Signals) -> str:
+    if not stop.reason:
+        return f"process {os.getpid()} got {received.name}: its workers were stopped"
+    return f"{stop.reason}: its workers were stopped" if stop.is_notice else stop.reason
+
+
+def _text_of_raised(failures: Mapping[int, ProcessFailure]) -> str:
+    """Return the first exception of a worker, which may be the reason why it has not saved; empty without one."""
+    # A connection to a worker that was stopped breaks: such exceptions follow from the stop.
+    raised = {rank: each for rank, each in failures.items() if each.exception_type and not each.secondary}
+    if not raised:
+        return ""
+    rank, first = root_cause(raised)
+    return f"; rank {rank}: {first.summary()}"
 
 
 def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:

@@ -127,6 +127,19 @@ def test_a_job_that_a_person_stops_is_stopped_on_all_nodes(saved: bool) -> None:
     assert type(error) is SignalException and "stopped by hand" == str(error)
 
 
+def test_an_exception_of_a_worker_after_a_notice_is_part_of_the_error() -> None:
+    stop = StopRequested(15, "the job's time ends at 12:00:00", is_notice=True)
+    failed = ProcessFailure(0, 7, 1, "", message="disk full", exception_type="OSError", rank=3)
+    lost = ProcessFailure(1, 8, 1, "", message="reset by peer", exception_type="OSError", rank=1, secondary=True)
+    killed = ProcessFailure(2, 9, -9, "", rank=2)
+
+    alone = error_of(Finish(False, "why", stop), {}, {1: lost, 2: killed})
+    raised = error_of(Finish(False, "why", stop), {}, {1: lost, 2: killed, 3: failed})
+
+    assert "the job's time ends at 12:00:00: its workers were stopped" == str(alone)
+    assert str(raised).startswith(f"{alone}; rank 3: ") and "disk full" in str(raised)
+
+
 @pytest.mark.parametrize("is_notice", [False, True])
 def test_an_error_says_whether_the_scheduler_ended_the_node(is_notice: bool) -> None:
     error = error_of(Finish(False, "why", StopRequested(15, is_notice=is_notice)))
