@@ -125,7 +125,7 @@ class elastic_launch:  # noqa: N801 - torch's name
     ) -> None:
         # Invalid settings are refused now; the call reads the settings again.
         as_launch_config(config)
-        if on is not None and not (_is_placing(on) or callable(getattr(on, "submit", None))):
+        if on is not None and not _is_engine(on):
             raise ConfigError.of_setting("on", f"{on!r} is not an engine: give one, such as Ssh(['h1', 'h2'])")
         if on is not None and health_check_server is not None:
             raise ConfigError("health_check_server cannot be combined with on: each node has its own; leave it out")
@@ -167,6 +167,12 @@ class elastic_launch:  # noqa: N801 - torch's name
 
 def _is_placing(engine: Engine | BatchEngine) -> TypeIs[Engine]:
     return callable(getattr(engine, "place", None))
+
+
+def _is_engine(on: object) -> bool:
+    """Return True for an engine; its class has the same methods, and cannot be called by them."""
+    has_method = callable(getattr(on, "place", None)) or callable(getattr(on, "submit", None))
+    return has_method and not isinstance(on, type)
 
 
 def launch_agent(

@@ -134,7 +134,7 @@ def _hosts_of(hosts: Sequence[str] | str | os.PathLike[str]) -> tuple[SshHost, .
             ) from None
         return check_hosts(parse_hostfile(text, path), f"the host file {path!r}")
 
-    if not all(isinstance(host, str) for host in hosts):
+    if not isinstance(hosts, Sequence) or not all(isinstance(host, str) for host in hosts):
         raise ConfigError.of_setting("hosts", f"{hosts!r} must be a list of names, such as ['h1', 'user@h2:2222']")
     return check_hosts([parse_host(host) for host in hosts], "the list")
 

@@ -304,7 +304,18 @@ class _Run:
         if not isinstance(item, _Received):
             return []
         event = self._receive(item)
-        return [] if event is None else self._supervisor.handle(event, monotonic())
+        if event is None:
+            return []
+        actions = self._supervisor.handle(event, monotonic())
+        if isinstance(event, AgentLost):
+            self._report_loss(event, actions)
+        return actions
+
+    def _report_loss(self, lost: AgentLost, actions: Sequence[Action]) -> None:
+        """Log a loss after which the call goes on; an error that ends it has the same text."""
+        is_expected = lost.place in self._results
+        if not is_expected and not any(isinstance(action, RaiseError) for action in actions):
+            _log.warning("%s; the job goes on", lost.why)
 
     def _receive(self, received: _Received) -> AgentUp | AgentLost | AgentEnded | None:
         """Note an event, and return it for the supervisor."""
@@ -363,7 +374,8 @@ class _Run:
                     self._living[place] = self._supervisor.places[place].agent
                     # The outcome of the former agent does not count for the next one.
                     self._results.pop(place, None)
-                case StopAll():
+                case StopAll(why):
+                    _log.warning("all nodes start again: %s", why)
                     self._stop_all(grace)
                     self._results.clear()
                 case PlaceAll():

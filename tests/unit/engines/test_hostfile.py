@@ -73,6 +73,7 @@ def test_host_file_with_an_error_is_refused(tmp_path: Path, text: str, message: 
     [
         ({"hosts": "/no/file"}, "not a readable host file"),
         ({"hosts": [1]}, "must be a list of names"),
+        ({"hosts": None}, "None must be a list of names"),
         ({"hosts": []}, "names no host"),
         ({"hosts": ["h1"], "timeout": 0.5}, "timeout=0.5 must be at least 1 second"),
         ({"hosts": ["h1"], "options": "-v"}, "options='-v' must be a list"),

@@ -149,3 +149,5 @@ def test_setting_of_the_engine_is_refused(settings: dict[str, Any], message: str
 def test_object_that_is_not_an_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match="on='h1' is not an engine"):
         elastic_launch(LaunchConfig(), train, on="h1")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"on=<class '.*Ssh'> is not an engine: give one, such as Ssh\("):
+        elastic_launch(LaunchConfig(), train, on=Ssh)  # type: ignore[arg-type]

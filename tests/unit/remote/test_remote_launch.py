@@ -137,7 +137,7 @@ def test_range_of_nodes_reaches_the_agents() -> None:
     assert {(1, 2)} == {(each.min_nodes, each.max_nodes) for each in engine.settings}
 
 
-def test_lost_agent_is_replaced_and_its_late_result_does_not_count() -> None:
+def test_lost_agent_is_replaced_and_its_late_result_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
     def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
         if place == 0:
             return []
@@ -147,6 +147,7 @@ def test_lost_agent_is_replaced_and_its_late_result_does_not_count() -> None:
 
     assert {0: "value 0", 1: "value 1"} == call(engine)
     assert 1 == engine.numbers[1]
+    assert ["gone; the job goes on"] == caplog.messages
 
 
 def test_error_of_an_agent_is_raised_with_its_class() -> None:
@@ -158,12 +159,13 @@ def test_error_of_an_agent_is_raised_with_its_class() -> None:
     assert engine.is_closed
 
 
-def test_host_that_cannot_be_reached_is_one_error() -> None:
+def test_host_that_cannot_be_reached_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
     engine = SimulatedEngine(on_place=lambda place: AgentLost(place, f"host h{place}: refused"))
 
     with pytest.raises(StartError, match=r"^host h0: refused$"):
         call(engine)
     assert engine.is_closed
+    assert [] == caplog.messages
 
 
 def test_outcome_that_cannot_be_read_is_a_loss() -> None:
