@@ -382,7 +382,8 @@ class Job:
         With *follow* return an iterator of its lines, from the first one on, until the job ends.
 
         The output is stdout and stderr in their order. With ``LaunchConfig.logs_specs`` it is the file of
-        stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file.
+        stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file. With an engine it
+        asks the rank's machine, which answers while the job runs.
         """
         elsewhere = self._workers.elsewhere
         if elsewhere is not None:
@@ -395,6 +396,8 @@ class Job:
 
     def files(self, rank: int) -> list[str]:
         """Return the output files of the worker of global *rank*, in the order of rounds. Raises as `logs`."""
+        if self._workers.elsewhere is not None:
+            raise ConfigError(f"the output files of rank {rank} are on its own machine: call logs({rank})")
         return self._workers.files_of(rank)
 
     def _follow(self, rank: int) -> Iterator[str]:

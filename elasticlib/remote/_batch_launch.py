@@ -346,7 +346,8 @@ class _BatchWatch:
 
     def _error(self, decision: RaiseError) -> BaseException:
         if decision.place is None:
-            return StartError(decision.why)
+            is_cancelled = self._seen.state == "CANCELLED"
+            return SignalException(decision.why, signal.SIGTERM) if is_cancelled else StartError(decision.why)
         last = self._restarts()
         packed = {node: data for (restarts, node), data in self._packed.items() if restarts == last}
         return error_of_place(packed, decision.place, self._submission.record.raise_as)

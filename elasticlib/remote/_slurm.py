@@ -167,7 +167,8 @@ class Slurm:
         if not os.path.exists(path):
             raise ConfigError.of_setting(
                 "job_id",
-                f"{number}: {path} does not exist: give the folder of the call: attach({number}, folder)",
+                f"{number}: {path} does not exist: the program that submitted the call has its results, "
+                f"or the folder is another one: attach({number}, folder)",
             )
         found, record = BatchFolder.found(os.path.realpath(path))
         found.check_number(number)
