@@ -47,6 +47,8 @@ _OPEN_LINE_SECONDS = 0.2
 """Seconds for which a line is kept that has no end yet: another machine's line may be shown before its rest."""
 _LAST_SECONDS = 2.0
 """Seconds for the last frame after a stop."""
+_END_SECONDS = 10.0
+"""Seconds from SIGKILL of the workers to the end of their job."""
 
 
 def main() -> None:
@@ -81,6 +83,14 @@ class _ClientLink:
         """Send *data* after all before; waits while the client reads too slowly."""
         self._unsent.put(data)
 
+    def drop(self) -> None:
+        """Send nothing any more: nobody reads it, and workers whose output waits could not end."""
+        threading.Thread(target=self._empty, daemon=True).start()
+
+    def _empty(self) -> None:
+        while True:
+            self._unsent.get()
+
     def send_later(self, data: bytes) -> None:
         """Send *data* after all before, without a wait."""
         threading.Thread(target=self.send, args=(data,), daemon=True).start()
@@ -102,9 +112,9 @@ class _ClientLink:
         self._unsent.put(b"")
 
     def _write(self) -> None:
-        # A client that is gone shows in the input, too.
-        with contextlib.suppress(OSError):
-            while data := self._unsent.get():
+        while data := self._unsent.get():
+            # A client that is gone shows in the input, too. Threads that send must not wait for it.
+            with contextlib.suppress(OSError):
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(self._output, rest) :]
@@ -215,9 +225,7 @@ class _AgentProgram:
         while self._stays or not self._has_served:
             frames = self._link.wait(self._ended)
             if frames is None:
-                # Nobody reads the rest: only the workers count.
-                if self._node is not None:
-                    self._node.stop(None)
+                self._end_without_input()
                 return
 
             with contextlib.suppress(BlockingIOError):
@@ -226,6 +234,20 @@ class _AgentProgram:
             for kind, data in frames:
                 self._take(kind, data)
                 self._conclude()
+
+    def _end_without_input(self) -> None:
+        """End with the present call, whose client is gone, or has stopped it and reads the rest."""
+        node = self._node
+        if node is None:
+            return
+        is_read = node.is_stopped
+        if not is_read:
+            self._link.drop()
+            node.stop(None, "its client is gone")
+        # Whatever holds the job up, this program must end: its workers end with it.
+        wait_readable([self._ended], node.longest_stop())
+        if is_read:
+            self._conclude()
 
     def _on_sigterm(self, *_: object) -> None:
         if self._node is None:
@@ -237,7 +259,7 @@ class _AgentProgram:
     def _take(self, kind: Kind, data: bytes) -> None:
         """Do as the client says in one frame; one for a call that is over counts for nothing."""
         if kind is Kind.CALL and self._node is None:
-            self._link.send(frame(Kind.UP, dumps({"address": _free_endpoint(self._machine.address)}).encode()))
+            self._link.send_later(frame(Kind.UP, dumps({"address": _free_endpoint(self._machine.address)}).encode()))
             self._node = _Node(self._machine, self._modules, self._link.send, self._note_end, self._notice)
         if kind is Kind.NOTICE:
             self._notice = data
@@ -281,6 +303,10 @@ class _Node:
         self._reporter: NodeReporter | None = None
         self._error: BaseException | None = None
         self._world = 0
+        self.is_stopped = False
+        """True once the client has stopped the call, or is gone."""
+        self._grace = 0.0
+        """Seconds that the workers get from a stop to SIGKILL."""
 
     def is_over(self) -> bool:
         """Return True if the job has ended, or could not be started."""
@@ -317,7 +343,7 @@ class _Node:
         launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
         job = Job(launch, listener=self._listen)
         job.when_done(self._on_end)
-        self._job = job.begin()
+        self._job, self._grace = job.begin(), launch.grace
         self._reporter = NodeReporter(job, self._send, settings.max_nodes)
         if self._notice:
             self._on_notice(self._notice)
@@ -327,7 +353,7 @@ class _Node:
             self._reporter.answer(data)
 
     def _on_stop(self, data: bytes) -> None:
-        self.stop(seconds(parse(data), 0))
+        self.stop(seconds(parse(data), 0), "its client stopped the call")
 
     def _on_notice(self, data: bytes) -> None:
         if self._job is None:
@@ -341,12 +367,18 @@ class _Node:
         if isinstance(record, records.RoundStarted):
             self._world = record.world_size
 
-    def stop(self, grace: float | None) -> None:
-        """Stop the workers, and wait for their end."""
-        if self._job is not None:
-            self._job.stop(grace)
-        else:
+    def stop(self, grace: float | None, why: str) -> None:
+        """Ask the workers to stop within *grace* seconds (None: their launch's own), for the reason *why*."""
+        self.is_stopped = True
+        if self._job is None:
             self._error = SignalException("the agent was stopped before its node began", signal.SIGTERM)
+            return
+        self._grace = self._grace if grace is None else grace
+        self._job.ask_to_stop(f"job {self._job.name!r} was stopped: {why}", self._grace)
+
+    def longest_stop(self) -> float:
+        """Return the seconds within which the job ends after `stop`."""
+        return 0.0 if self._job is None else self._grace + _END_SECONDS
 
     def last_report(self) -> bytes:
         """Return a frame with the last report on the workers; empty if they have not begun."""
