@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from elasticlib.cli._option_table import read_nodes
 from elasticlib.cli._parser import PROG, Parser, about_option
 from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
 from elasticlib.errors import ConfigError
@@ -35,9 +36,17 @@ def main(args: Sequence[str]) -> None:
     except ConfigError as error:
         raise about_option(error) from error
 
+    _check_range(launched.nnodes, options.nodes)
     lines = options.lines(os.path.basename(launched.training_script))
     text = batch_script(lines, options.nodes, [*_launcher(), *given.command], options.lines_of_step())
     print(text.rstrip() if given.print else _submitted(text, lines), flush=True)
+
+
+def _check_range(nnodes: str, nodes: int) -> None:
+    """Raise `ConfigError` for a launcher that would wait for more *nodes* than the job has."""
+    least, _ = read_nodes(nnodes)
+    if least > nodes:
+        raise ConfigError(f"--nnodes {nnodes}: the job has --nodes {nodes}, and would wait for more; leave --nnodes out")
 
 
 def parser() -> argparse.ArgumentParser:
