@@ -46,7 +46,9 @@ def _check_range(nnodes: str, nodes: int) -> None:
     """Raise `ConfigError` for a launcher that would wait for more *nodes* than the job has."""
     least, _ = read_nodes(nnodes)
     if least > nodes:
-        raise ConfigError(f"--nnodes {nnodes}: the job has --nodes {nodes}, and would wait for more; leave --nnodes out")
+        raise ConfigError(
+            f"--nnodes {nnodes}: the job has --nodes {nodes}, and would wait for more; leave --nnodes out"
+        )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -163,10 +163,7 @@ class LocalRound:
         return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
 
     def serves_others(self) -> bool:
-        """
-        Return True if this node has the store of this round, and workers of other nodes use it
-        too.
-        """
+        """Return True if this node has the store of this round, and workers of other nodes use it too."""
         return self.has_store and self.world_size > self.count
 
     def hosts_for_others(self) -> bool:
@@ -174,10 +171,7 @@ class LocalRound:
         return self.serves_others() and not self._store_is_gone()
 
     def lost_store_of_others(self) -> bool:
-        """
-        Return True if workers of other nodes lost the store after all workers here had ended
-        well.
-        """
+        """Return True if workers of other nodes lost the store after all workers here had ended well."""
         return self._store_is_gone() and self.serves_others() and self.all_succeeded()
 
     def _store_is_gone(self) -> bool:
@@ -315,10 +309,7 @@ class WorkerStreams:
             self._tee.drain_and_forget([*dest.tee_stdouts.values(), *dest.tee_stderrs.values()])
 
     def finish(self, timeout: float | None, impatient: Callable[[], object]) -> None:
-        """
-        Wait for the console to take all lines; every *timeout* seconds *impatient* may end the
-        wait.
-        """
+        """Wait for the console to take all lines; every *timeout* seconds *impatient* may end the wait."""
         tee, self._tee = self._tee, None
         while tee is not None and not tee.finish(timeout):
             if impatient():
@@ -483,10 +474,7 @@ class SpawnerSupervisor:
 
 
 class Processes:
-    """
-    The *count* workers of *job*; `start` begins a round, and one round ends before the next
-    begins.
-    """
+    """The *count* workers of *job*; `start` begins a round, and one round ends before the next begins."""
 
     def __init__(
         self,
@@ -589,10 +577,7 @@ class Processes:
             self._supervisor.look(self.round)
 
     def poll_timeout(self) -> float | None:
-        """
-        Return the seconds until `poll` must be called even if nothing is readable; None for no
-        limit.
-        """
+        """Return the seconds until `poll` must be called even if nothing is readable; None for no limit."""
         latest = self._latest()
         until_latest = None if latest == math.inf else max(0.0, latest - monotonic())
         return soonest(until_latest, self._supervisor.due_in(self.round))
@@ -655,8 +640,7 @@ class Processes:
         self.imports.rest()
         if self.stop_board is not None:
             self.stop_board.let_signals_act()
-        # After a success a stop ends detached processes: the spawner reports once more that all are
-        # gone.
+        # After a success a stop ends detached processes: the spawner reports once more that all are gone.
         self.round.is_stopped = False
         self._limits.begin_stop(signum, grace, self._supervisor.job.common.exit_timeout[0] if spare_failed else 0.0)
         client = self._supervisor.client
@@ -669,9 +653,7 @@ class Processes:
                 client.signal(rank, SIGKILL)
 
     def hasten(self, signum: int, grace: float) -> None:
-        """
-        Send *signum* to workers that are being stopped, and leave them at most *grace* seconds.
-        """
+        """Send *signum* to workers that are being stopped, and leave them at most *grace* seconds."""
         if self._supervisor.client is not None and self._limits.shorten(grace):
             self._supervisor.client.stop(signum, grace)
 
@@ -729,8 +711,5 @@ class Processes:
         self._supervisor.dismiss()
 
     def finish(self, timeout: float | None = None, impatient: Callable[[], object] = bool) -> None:
-        """
-        Wait for the console to take all lines; every *timeout* seconds *impatient* may end the
-        wait.
-        """
+        """Wait for the console to take all lines; every *timeout* seconds *impatient* may end the wait."""
         self._streams.finish(timeout, impatient)

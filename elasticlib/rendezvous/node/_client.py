@@ -60,16 +60,10 @@ class NodeInfo(Protocol):
     """The descriptor of this node for a round, and its socket."""
 
     def describe(self, slots: int, role: str) -> messages.Descriptor:
-        """
-        Bind the socket for a round and return the descriptor; called in a separate thread, once
-        contact is there.
-        """
+        """Bind the socket for a round and return the descriptor; called in a separate thread, once contact is there."""
 
     def listener(self) -> socket.socket | None:
-        """
-        Return the socket that was bound for the last descriptor, now the caller's own; None if
-        there is none.
-        """
+        """Return the socket that was bound for the last descriptor, now the caller's own; None if there is none."""
 
 
 class NodeClient:
@@ -141,28 +135,20 @@ class NodeClient:
         self.tell(events.SuspendHeartbeats(paused))
 
     def fail(self, error: RendezvousError) -> None:
-        """
-        Make `drain` raise *error*, as this node's part is over. May be called from any thread.
-        """
+        """Make `drain` raise *error*, as this node's part is over. May be called from any thread."""
         self.tell(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
-        """
-        Do nothing: in the agent's own process, no other thread could act when the agent cannot.
-        """
+        """Do nothing: in the agent's own process, no other thread could act when the agent cannot."""
 
     # Events.
 
     def listener(self) -> socket.socket | None:
-        """
-        Return the bound socket for the worker store of a round in which this node has group rank 0.
-        """
+        """Return the bound socket for the worker store of a round in which this node has group rank 0."""
         return self._offer.listener()
 
     def waiting(self) -> int:
-        """
-        Return the number of nodes that waited for ranks during a round, as of the last heartbeat.
-        """
+        """Return the number of nodes that waited for ranks during a round, as of the last heartbeat."""
         return self._session.spares
 
     def seen(self) -> Seen:
@@ -182,9 +168,7 @@ class NodeClient:
         return self._until(self._session.wake_at())
 
     def kill_in(self) -> float | None:
-        """
-        Return the seconds until workers that still run here must be killed; None: no limit yet.
-        """
+        """Return the seconds until workers that still run here must be killed; None: no limit yet."""
         when = self._session.kill_at()
         return None if when is None else when - self._clock()
 
@@ -250,10 +234,7 @@ class NodeClient:
     # Calls of the connections.
 
     def tell(self, event: events.Event, thread: events.ConnectionThread | None = None) -> None:
-        """
-        Pass *event* to the session, and do its actions; the *thread* of its connection finds its own
-        work.
-        """
+        """Pass *event* to the session, and do its actions; the *thread* of its connection finds its own work."""
         with self.turned:
             # The actions are done under the lock, so that a second event cannot overtake them.
             before, due = self._session, self._due_at()
@@ -281,16 +262,11 @@ class NodeClient:
         return math.inf if times is None else times
 
     def describe(self, slots: int, role: str) -> messages.Descriptor:
-        """
-        Return this node's descriptor; raises `RendezvousStateError` if it is not a valid message.
-        """
+        """Return this node's descriptor; raises `RendezvousStateError` if it is not a valid message."""
         return _valid_descriptor(self._offer.describe(slots, role), self.node)
 
     def idle(self) -> float | None:
-        """
-        Return the seconds until the speaking thread must look for work on its own. Call with `turned`
-        held.
-        """
+        """Return the seconds until the speaking thread must look for work on its own. Call with `turned` held."""
         return self._until(self._session.speaks_at())
 
     def _until(self, when: float | None) -> float | None:
@@ -341,8 +317,7 @@ def _checked(report: messages.Report) -> messages.Report:
 def _valid_descriptor(descriptor: messages.Descriptor, node: str) -> messages.Descriptor:
     join = messages.Join(node, descriptor, None)
     _checked(join)
-    # Found here, it is this node's own error: the coordinator refuses messages that are too long,
-    # and the node would wait for its ranks in vain.
+    # An error of this node: the coordinator refuses messages that are too long, and would never answer.
     if (size := len(messages.encode(join))) > _LONGEST_JOIN:
         why = f"the description of node {node} has {size:,} bytes, but the limit is {_LONGEST_JOIN:,}"
         raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
@@ -401,10 +376,7 @@ class Connection:
 
     number: int
     client: NodeClient
-    """
-    The owner of the connection: it holds `turned` when it calls, and the threads report to it
-    without that lock.
-    """
+    """The owner of the connection: it holds `turned` when it calls, and the threads report to it without that lock."""
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""
@@ -494,9 +466,7 @@ class Connection:
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
     def _idle(self, thread: events.ConnectionThread) -> float | None:
-        """
-        Return the seconds until the thread has work of its own; only the speaking thread ever has.
-        """
+        """Return the seconds until the thread has work of its own; only the speaking thread ever has."""
         return self.client.idle() if thread is events.ConnectionThread.SPEAK else None
 
     def _next(self, thread: events.ConnectionThread) -> events.Ask | None:

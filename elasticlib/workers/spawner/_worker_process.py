@@ -59,16 +59,11 @@ class Left:
         return tuple(self._reports)
 
     def all(self) -> tuple[int, ...]:
-        """
-        Return the report, the stacks of a crash, the last lines of stderr, and further files of
-        the report.
-        """
+        """Return the report, the stacks of a crash, the last lines of stderr, and further files of the report."""
         return self.report, self.faults, self.tail, *self._reports[1:]
 
     def put_report(self, packed: bytes) -> None:
-        """
-        Store a report that came through the pipe, because it was too large for the worker's file.
-        """
+        """Store a report that came through the pipe, because it was too large for the worker's file."""
         # Without a free descriptor the launcher finds that the report is missing.
         with contextlib.suppress(OSError):
             former, self._reports = self._reports, files_with_content(packed, "report")
@@ -151,10 +146,7 @@ class WorkerProcess:
         signal_process(self.handle, signal.SIGKILL)
 
     def ask_group(self) -> None:
-        """
-        Send the stop signal to the processes that it started in its group, but not to itself
-        again.
-        """
+        """Send the stop signal to the processes that it started in its group, but not to itself again."""
         for pid in self.others_in_group():
             signal_descendant(os.getpid(), pid, self.signum)
             signal_descendant(os.getpid(), pid, signal.SIGCONT)
@@ -167,9 +159,7 @@ class WorkerProcess:
             self.ask_group()
 
     def has_lost_its_group(self) -> bool:
-        """
-        Return True if no process of its group is left that could handle the signal.
-        """
+        """Return True if no process of its group is left that could handle the signal."""
         left = self.others_in_group()
         if not left:
             return True
@@ -194,10 +184,7 @@ class WorkerProcess:
         return self.written > before or any(map(_kernel_facts.has_own_file, family))
 
     def others_in_group(self) -> list[int]:
-        """
-        Return the living processes of its group, except itself and the one that removes its
-        shared memory.
-        """
+        """Return the living processes of its group, except itself and the one that removes its shared memory."""
         living = [pid for pid in self._group() if pid != self.pid and not is_ending(pid)]
         return [pid for pid in living if not is_memory_cleaner(pid)]
 

@@ -59,7 +59,9 @@ def test_wrong_value_is_refused_by_its_option(options: Sequence[str], message: s
 
 
 def test_more_nodes_than_the_job_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--nnodes 3:4: the job has --nodes 2, and would wait for more; leave --nnodes out"):
+    with pytest.raises(
+        ConfigError, match="--nnodes 3:4: the job has --nodes 2, and would wait for more; leave --nnodes out"
+    ):
         _submit.main(["--nodes", "2", "--", "--nnodes", "3:4", "train.py"])
 
 
