@@ -407,7 +407,6 @@ class LiveWorkers:
         workers = {each.pid: each for each in self._live.values()}
         for pid, outcome, status in self.notices.take(data):
             if pid in workers:
-                # A worker that has ended is left out.
                 self._note_outcome(workers[pid], outcome, status)
 
     def _note_outcome(self, worker: WorkerProcess, outcome: ProgramOutcome, status: int) -> None:
