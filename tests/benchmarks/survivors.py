@@ -38,17 +38,38 @@ SURVIVORS: dict[str, str] = {
     "coordinator/_outbox.py Outbox.expect: without self.end_unread.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),
-    "node/_node_outbox.py NodeOutbox.add: not (isinstance(what, Describe))": (
-        "no simulated node leaves or closes with a reason that is too long"
-    ),
-    "node/_node_outbox.py NodeOutbox.add: not (isinstance(what, Succeeded))": (
+    "node/_node_outbox.py NodeOutbox._with_outcome_of_former: not (not isinstance(what, Succeeded))": (
         "no simulated node has another sidecar for the same round; test_session.py"
     ),
-    "node/_node_outbox.py NodeOutbox.add: succeeded stays, not what.round": (
+    "node/_node_outbox.py NodeOutbox._with_outcome_of_former: succeeded stays, not what.round": (
         "no simulated node has another sidecar for the same round; test_session.py"
     ),
-    "node/_node_outbox.py NodeOutbox.again: not (each.seq not in (*waiting, self.join_seq))": (
+    "node/_node_outbox.py NodeOutbox._late_without: not (each.seq not in numbers)": (
         "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.again: without repeated += self._late_without({*waiting, self.join_seq})": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.again: without repeated.sort(key=lambda message: message.seq)": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.done: not (seq == self.join_seq)": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.done: late stays": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.done: without late += self.envelopes[:1]": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py _since_last_join: not (isinstance(each.what, Join))": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py _since_last_join: not (each.seq >= last)": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
+    "node/_node_outbox.py NodeOutbox.described: report stays": (
+        "no simulated node has another sidecar for the same round; test_session.py"
     ),
     "node/_node_outbox.py NodeOutbox.add: join stays, not None": (
         "a request to join is said again once it was posted, and by then it is described; but where the store denied it"
@@ -74,7 +95,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py _fence: trouble stays, not why": "only a text for people",
     "node/_session_liveness.py _seek: over stays, not True": "the session hears nothing more once its part is over",
     "node/_session_liveness.py _seek: over stays, not True (2)": "the session hears nothing more once its part is over",
-    "node/_node_outbox.py NodeOutbox.done: late stays, not late": (
+    "node/_node_outbox.py NodeOutbox.done: late stays, not tuple(late)": (
         "no history has the store replaced with its coordinator; test_outbox.py"
     ),
     "node/_session_liveness.py _wake: compares stays, not False": (

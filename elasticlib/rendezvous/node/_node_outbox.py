@@ -9,6 +9,8 @@ a thousand nodes one has the root cause.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from attrs import evolve, frozen
 from typing_extensions import Self
 
@@ -56,7 +58,9 @@ class NodeOutbox:
     @property
     def next(self) -> Written | None:
         """The message to send next; None: all were sent."""
-        return self.envelopes[0] if self.envelopes else None
+        if not self.envelopes:
+            return None
+        return self.envelopes[0]
 
     @property
     def has_joined(self) -> bool:
@@ -64,28 +68,41 @@ class NodeOutbox:
         return self.join_seq > 0 and self.said >= self.join_seq
 
     def add(self, what: Report | Describe) -> Self:
-        """
-        Return the outbox with one more message. For a round that ended before the request for
-        ranks, only its success counts.
-        """
-        # Sent by a sidecar that replaced another one: the request for ranks will report that all
-        # workers are gone.
-        if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
-            return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
-        if isinstance(what, (Failed, Stopped)):
-            failures = whole(what)
-            # In full only if the coordinator has asked: thousands of nodes may report at once.
-            out = self._with(failures if failures.round == self.asked else early(failures, self.whole))
-            return evolve(out, whole=failures) if failures.failures else out
-        out = self._with(what if isinstance(what, Describe) else fitting(what))
-        return evolve(out, join_seq=out.seq, join_sent=None, join=None) if isinstance(what, Describe) else out
+        """Return the outbox with one more message."""
+        match what:
+            case Failed() | Stopped() | Succeeded() if self.join_seq == 0:
+                return self._with_outcome_of_former(what)
+            case Failed() | Stopped():
+                return self._with_failures(whole(what))
+            case Describe():
+                out = self._with(what)
+                return evolve(out, join_seq=out.seq, join_sent=None, join=None)
+            case _:
+                return self._with(fitting(what))
+
+    def _with_outcome_of_former(self, what: Failed | Stopped | Succeeded) -> Self:
+        """Return the outbox with the outcome of a round of a former sidecar: only a success counts."""
+        if not isinstance(what, Succeeded):
+            # The request for ranks will report that all workers are gone.
+            return self
+        return evolve(self, succeeded=what.round)
+
+    def _with_failures(self, report: Failed | Stopped) -> Self:
+        """Return the outbox with a whole *report*, in full only if the coordinator has asked for it."""
+        # Thousands of nodes may report at once.
+        is_asked = report.round == self.asked
+        out = self._with(report if is_asked else early(report, self.whole))
+        if not report.failures:
+            return out
+        return evolve(out, whole=report)
 
     def elaborate(self, round: int, node: str) -> Self:
         """Return an outbox that sends all known failures of the *round*, now and from now on."""
-        out, whole = evolve(self, asked=round), self.whole
-        if whole is None or whole.round != round:
+        out = evolve(self, asked=round)
+        if self.whole is None or self.whole.round != round:
             return out
-        return out._with(Failed(node, round, whole.failures))  # another message reports whether workers run here
+        # Another message reports whether workers run here.
+        return out._with(Failed(node, round, self.whole.failures))
 
     def _with(self, what: Report | Describe) -> Self:
         seq = self.seq + 1
@@ -93,10 +110,14 @@ class NodeOutbox:
 
     def described(self, seq: int, report: Report) -> Self:
         """Return the outbox with *report* as the content of message *seq*."""
-        report = evolve(report, succeeded=self.succeeded) if isinstance(report, Join) else report
-        join = report if seq == self.join_seq and isinstance(report, Join) else self.join
-        envelopes = tuple(Written(seq, report) if it.seq == seq else it for it in self.envelopes)
-        return evolve(self, join=join, envelopes=envelopes)
+        join = self.join
+        if isinstance(report, Join):
+            report = evolve(report, succeeded=self.succeeded)
+            join = report if seq == self.join_seq else join
+        envelopes = []
+        for each in self.envelopes:
+            envelopes.append(Written(seq, report) if each.seq == seq else each)
+        return evolve(self, join=join, envelopes=tuple(envelopes))
 
     def denied(self, event: Denied, posted: bool, node: str) -> tuple[Self, RendezvousError | None]:
         """
@@ -125,16 +146,20 @@ class NodeOutbox:
 
     def sent(self, seq: int, now: float) -> Self:
         """Note that message *seq* is being sent."""
-        return evolve(self, join_sent=now) if seq == self.join_seq and self.join_sent is None else self
+        # Only the first attempt to send a request for ranks counts.
+        is_first_attempt = seq == self.join_seq and self.join_sent is None
+        if not is_first_attempt:
+            return self
+        return evolve(self, join_sent=now)
 
     def done(self, seq: int) -> Self:
         """Note that message *seq*, which was the next one, is in the store."""
-        late = tuple(each for each in self.late if each.seq != seq)  # it may be sent again
+        # It may have been there before, if it was sent again.
+        late = self._late_without({seq})
         if seq == self.join_seq:
-            joins = [each.seq for each in late if isinstance(each.what, Join)]
-            late = tuple(each for each in late if joins and each.seq >= joins[-1])
-        late = tuple(sorted((*late, *self.envelopes[:1]), key=lambda each: each.seq))
-        return evolve(self, envelopes=self.envelopes[1:], said=max(seq, self.said), late=late)
+            late = _since_last_join(late)
+        late += self.envelopes[:1]
+        return evolve(self, envelopes=self.envelopes[1:], said=max(seq, self.said), late=tuple(late))
 
     def again(self, seen: Seen, *, all_late: bool = False) -> Self:
         """
@@ -145,14 +170,30 @@ class NodeOutbox:
         They keep their numbers, and have no effect on a coordinator that knows them. The request
         for ranks contains what this node knows of the job.
         """
-        waiting = {envelope.seq for envelope in self.envelopes}
+        waiting = {each.seq for each in self.envelopes}
         if self.join is None or not self.has_joined or self.join_seq in waiting:
             return self
-        join = Written(self.join_seq, evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard))
-        others = [each for each in self.late if all_late and each.seq not in (*waiting, self.join_seq)]
+
+        join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
+        repeated = [Written(self.join_seq, join)]
+        if all_late:
+            repeated += self._late_without({*waiting, self.join_seq})
         # In the order of their numbers: a gap would mean that a message was lost on the way.
-        said = sorted((join, *others), key=lambda each: each.seq)
-        return evolve(self, envelopes=(*said, *self.envelopes))
+        repeated.sort(key=lambda message: message.seq)
+        return evolve(self, envelopes=(*repeated, *self.envelopes))
+
+    def _late_without(self, numbers: Collection[int]) -> list[Written]:
+        """Return the late messages, except those with these *numbers*."""
+        return [each for each in self.late if each.seq not in numbers]
+
+
+def _since_last_join(messages: Sequence[Written]) -> list[Written]:
+    """Return the last request for ranks and the messages after it; none without such a request."""
+    joins = [each.seq for each in messages if isinstance(each.what, Join)]
+    if not joins:
+        return []
+    last = max(joins)
+    return [each for each in messages if each.seq >= last]
 
 
 def _with_half(what: Report | Describe) -> Report | None:
