@@ -163,13 +163,16 @@ class Refusals:
 
         Use few kinds, since each is remembered. *now* is in seconds.
         """
-        last = self._spans.get(kind)
-        if last is not None and now < last.since + self.span and last.said >= self.most:
+        last = self._spans.get(kind, _Span(now, 0))
+        is_over = now >= last.since + self.span
+        if last.said >= self.most and not is_over:
             return self._with(kind, replace(last, unsaid=last.unsaid + 1)), None
-        if last is None or now >= last.since + self.span:
-            unsaid, last = 0 if last is None else last.unsaid, _Span(now, 0)
-            why += f" ({unsaid} more messages of this kind were rejected before)" if unsaid else ""
-        return self._with(kind, replace(last, said=last.said + 1)), why
+        if not is_over:
+            return self._with(kind, replace(last, said=last.said + 1)), why
+
+        if last.unsaid:
+            why += f" ({last.unsaid} more messages of this kind were rejected before)"
+        return self._with(kind, _Span(now, 1)), why
 
     def _with(self, kind: str, span: _Span) -> Self:
         return replace(self, _spans={**self._spans, kind: span})

@@ -157,13 +157,15 @@ class _SshAgent:
 
     def why(self) -> str:
         """Return how the agent ended, with the machine's name."""
-        status = self.process.returncode
-        # Programs of the host write there too, so a line that ssh is known for says most.
-        said = next((line for line in reversed(self.messages) if _meaning(line)), "") or " / ".join(self.messages)
-        if status == _SSH_FAILED or said:
-            meaning = _meaning(said)
-            return f"host {self.host}: {said or 'ssh lost the connection'}{f' ({meaning})' if meaning else ''}"
-        return f"host {self.host}: the agent ended with status {status}"
+        known = [line for line in self.messages if _meaning(line)]
+        if known:
+            # Programs of the host write there too, so a line that ssh is known for says most.
+            return f"host {self.host}: {known[-1]} ({_meaning(known[-1])})"
+        if self.messages:
+            return f"host {self.host}: {' / '.join(self.messages)}"
+        if self.process.returncode == _SSH_FAILED:
+            return f"host {self.host}: ssh lost the connection"
+        return f"host {self.host}: the agent ended with status {self.process.returncode}"
 
 
 def _meaning(said: str) -> str:

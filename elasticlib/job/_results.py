@@ -89,12 +89,16 @@ def _result_cells(value: Any, names: list[str]) -> list[str]:
 
 def _columns(values: list[Any]) -> list[str]:
     """Return the common keys of *values* if all are dictionaries with the same few text keys, else []."""
-    if not values or not all(type(value) is dict and value for value in values):
+    if not values or not all(map(_has_few_keys, values)):
         return []
     names = list(values[0])
-    are_alike = all(value.keys() == values[0].keys() for value in values)
     are_texts = all(isinstance(name, str) for name in names)
-    return names if are_alike and are_texts and len(names) <= _MOST_COLUMNS else []
+    are_alike = all(value.keys() == values[0].keys() for value in values)
+    return names if are_texts and are_alike else []
+
+
+def _has_few_keys(value: Any) -> bool:
+    return type(value) is dict and 0 < len(value) <= _MOST_COLUMNS
 
 
 def _shown(value: object) -> str:

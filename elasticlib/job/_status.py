@@ -90,11 +90,31 @@ class RankStatus:
 
     def cells(self) -> list[str]:
         """Return the row of a table, under `HEADINGS`."""
-        steps = "" if self.step is None else f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
-        metrics = " ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         state = f"failed ({self.exitcode})" if self.state == "failed" else self.state
-        line = self.last_line if len(self.last_line) <= _SHOWN else f"{self.last_line[: _SHOWN - 3]}..."
-        return [str(self.rank), self.host, state, str(self.pid or ""), steps, metrics, line]
+        metrics = " ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
+        return [
+            str(self.rank),
+            self.host,
+            state,
+            str(self.pid or ""),
+            self._step_text(),
+            metrics,
+            _shortened(self.last_line),
+        ]
+
+    def _step_text(self) -> str:
+        if self.step is None:
+            return ""
+        if self.total is None:
+            return str(self.step)
+        return f"{self.step}/{self.total}"
+
+
+def _shortened(line: str) -> str:
+    """Return the beginning of *line*, as much as fits into the table."""
+    if len(line) <= _SHOWN:
+        return line
+    return f"{line[: _SHOWN - 3]}..."
 
 
 def state_of(pid: int, exitcode: int | None, *, was_stopped: bool) -> str:
@@ -133,7 +153,11 @@ class JobStatus:
 
     def __str__(self) -> str:
         head = f"job {self.headline()}"
-        return "\n".join([head, *_table([HEADINGS, *(rank.cells() for rank in self.ranks)])]) if self.ranks else head
+        if not self.ranks:
+            return head
+        rows = [HEADINGS]
+        rows += [rank.cells() for rank in self.ranks]
+        return "\n".join([head, *_table(rows)])
 
     def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
         """Show the table as the value of a notebook cell (IPython's protocol)."""
@@ -149,8 +173,9 @@ class JobStatus:
     def _engine_text(self) -> str:
         if not self.engine:
             return ""
-        words = " ".join(filter(None, (self.engine.get("state"), self.engine.get("reason"))))
-        return f" ({self.engine['engine']} job {self.engine['job_id']}{f': {words}' if words else ''})"
+        job = f"{self.engine['engine']} job {self.engine['job_id']}"
+        state = " ".join(filter(None, (self.engine.get("state"), self.engine.get("reason"))))
+        return f" ({job}: {state})" if state else f" ({job})"
 
 
 ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
@@ -158,10 +183,14 @@ ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return lines with aligned columns, without columns that are empty below their heading."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
+    columns = [_aligned(column) for column in zip(*rows, strict=True) if any(column[1:])]
     lines = zip(*columns, strict=True)
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return ["  ".join(line).rstrip() for line in lines]
+
+
+def _aligned(column: Sequence[str]) -> list[str]:
+    width = max(map(len, column))
+    return [cell.ljust(width) for cell in column]
 
 
 class Stacks(dict[int, str]):
@@ -188,4 +217,7 @@ class Stacks(dict[int, str]):
 
 def _without_numbers(text: str) -> str:
     """Return stacks without the numbers of threads, which differ between processes."""
-    return "\n".join("Thread" if is_heading(line) else line for line in text.splitlines())
+    lines = []
+    for line in text.splitlines():
+        lines.append("Thread" if is_heading(line) else line)
+    return "\n".join(lines)

@@ -50,8 +50,9 @@ def gpu_names(environment: Mapping[str, str]) -> dict[str, str]:
     """
     found = [_facts(_read(path)) for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))]
     names = [facts.get("GPU UUID", "") for facts in found]
-    alike = len({facts.get("Model") for facts in found}) <= 1
-    if not all(names) or not (alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"):
+    are_alike = len({facts.get("Model") for facts in found}) <= 1
+    is_by_address = are_alike or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if not is_by_address or not all(names):
         return {}
     return {str(index): name for index, name in enumerate(names)}
 
@@ -73,14 +74,27 @@ def cpu_count() -> float:
 
 def _quotas() -> Iterator[float]:
     for folder in _cgroup_folders("cpu"):
-        # Version 2 of cgroups: quota and period, or "max" for no limit.
-        quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
-        if period and quota != "max":
-            yield float(quota) / float(period)
-        # Version 1, where a negative quota is no limit.
-        quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
-        if quota and period and int(quota) > 0:
-            yield int(quota) / int(period)
+        for quota in (_quota_of_version_2(folder), _quota_of_version_1(folder)):
+            if quota is not None:
+                yield quota
+
+
+def _quota_of_version_2(folder: str) -> float | None:
+    """Return the CPUs that the cgroup at *folder* may use, by version 2 of cgroups; None for no limit."""
+    quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
+    if not period or quota == "max":
+        return None
+    return float(quota) / float(period)
+
+
+def _quota_of_version_1(folder: str) -> float | None:
+    """Return the same by version 1."""
+    quota = _read(os.path.join(folder, "cpu.cfs_quota_us"))
+    period = _read(os.path.join(folder, "cpu.cfs_period_us"))
+    # A negative quota is no limit.
+    if not quota or not period or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)
 
 
 def memory_kills() -> int:
@@ -105,22 +119,27 @@ def _cgroup_folders(controller: str) -> Iterator[str]:
     """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
+        for root in _roots(controllers, controller):
+            yield from _folders_up_to(root, path)
 
-        # The line of version 2, which hybrid systems mount beside the folders of version 1.
-        if controllers == "":
-            roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-        elif controller in controllers.split(","):
-            roots = (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}")
-        else:
-            continue
 
-        for root in roots:
-            inner = os.path.join(root, path.lstrip("/"))
-            # In a container the path may be that of the host: only folders that exist here count.
-            while len(inner) >= len(root):
-                if os.path.isdir(inner):
-                    yield inner
-                inner = os.path.dirname(inner.rstrip("/"))
+def _roots(controllers: str, controller: str) -> tuple[str, ...]:
+    """Return the folders where the hierarchy of some *controllers* may be mounted; () if it has no *controller*."""
+    # The line of version 2, which hybrid systems mount beside the folders of version 1.
+    if controllers == "":
+        return ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    if controller in controllers.split(","):
+        return (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}")
+    return ()
+
+
+def _folders_up_to(root: str, path: str) -> Iterator[str]:
+    inner = os.path.join(root, path.lstrip("/"))
+    while len(inner) >= len(root):
+        # In a container the path may be that of the host: only folders that exist here count.
+        if os.path.isdir(inner):
+            yield inner
+        inner = os.path.dirname(inner.rstrip("/"))
 
 
 def _read(path: str) -> str:

@@ -88,11 +88,16 @@ class _Reporter:
 
     def arm(self, limit: float | None) -> None:
         """Send a report at *limit*; None: send none."""
-        if limit is not None:
-            self._begin = wall_time_ns()
+        if limit is None:
+            self._limit = None
+            return
+
+        # The thread reads the beginning once it sees the limit.
+        self._begin = wall_time_ns()
         self._limit = limit
         # Only a thread that sleeps beyond the limit needs to be woken.
-        if limit is not None and (self._wakes is None or self._wakes > limit) and self._rouse.locked():
+        sleeps_longer = self._wakes is None or self._wakes > limit
+        if sleeps_longer and self._rouse.locked():
             self._rouse.release()
 
     def summary(self) -> list[dict[str, Any]]:
