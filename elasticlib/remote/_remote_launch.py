@@ -394,7 +394,7 @@ class _Run:
 
     def _conclude(self, decision: RaiseError | ReturnResults, grace: float) -> Results:
         """Stop all agents, and return or raise the outcome of the call."""
-        if self._has_begun:
+        if self._has_begun and self._may_have_workers():
             self._stop_all(grace)
         # Before, no agent has anything to stop, and one that still connects would only delay the error.
         self.close()
@@ -405,6 +405,11 @@ class _Run:
 
         error = error_of_place(self._results, decision.place, self._config.raise_as)
         raise error from error.__cause__
+
+    def _may_have_workers(self) -> bool:
+        """Return True if enough nodes have begun for a round."""
+        begun = [place for place in self._supervisor.places if place.has_been_ready]
+        return len(begun) >= self._rules.min_nodes
 
 
 def show_output(data: bytes) -> None:

@@ -41,6 +41,8 @@ class SimulatedEngine:
     events: queue.SimpleQueue[EngineEvent | Exception | None] = field(factory=queue.SimpleQueue)
     settings: list[JobSettings] = field(factory=list)
     numbers: dict[int, int] = field(factory=dict)
+    stops: list[int] = field(factory=list)
+    """Places whose workers were stopped."""
     is_closed: bool = False
     ends_after_result: bool = False
     """True if agents end as soon as they have sent their results."""
@@ -72,6 +74,8 @@ class SimulatedEngine:
                 self.settings.append(JobSettings.unpacked(content))
                 for event in self._answers(place):
                     self.events.put(event)
+            if kind is Kind.STOP:
+                self.stops.append(place)
             if kind is Kind.STOP and not self.ends_after_result:
                 self.events.put(AgentLost(place, "stopped", self.numbers[place]))
 
@@ -166,6 +170,22 @@ def test_host_that_cannot_be_reached_is_one_error(caplog: pytest.LogCaptureFixtu
         call(engine)
     assert engine.is_closed
     assert [] == caplog.messages
+
+
+def test_error_of_a_host_does_not_wait_for_the_others_that_have_no_workers_yet() -> None:
+    def answer(engine: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        # The other host is found to be out of reach once this one has begun.
+        return [AgentLost(1, "host h1: refused")]
+
+    engine = SimulatedEngine(
+        on_place=lambda place: AgentUp(0, "h0:1") if place == 0 else AgentOutput(1, b"\x01connects\n"),
+        on_begin=answer,
+    )
+
+    with pytest.raises(StartError, match=r"^host h1: refused$"):
+        call(engine)
+    assert 1 == len(engine.settings)
+    assert [] == engine.stops
 
 
 def test_outcome_that_cannot_be_read_is_a_loss() -> None:
