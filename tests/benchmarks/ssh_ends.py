@@ -29,7 +29,8 @@ import torchrunx
 
 def train(what, folder):
     rank = int(os.environ["RANK"])
-    with open(f"{folder}/up.{rank}", "w") as file: file.write(str(os.getpid()))
+    with open(f"{folder}/new.{rank}", "w") as file: file.write(str(os.getpid()))
+    os.replace(f"{folder}/new.{rank}", f"{folder}/up.{rank}")
     while what == "wait" and not os.path.exists(f"{folder}/go"): time.sleep(0.05)
     return rank
 

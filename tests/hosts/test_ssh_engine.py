@@ -50,7 +50,7 @@ def test_exception_of_a_remote_worker_is_raised_in_the_client(cluster: Cluster) 
     classes, message, _ = json.loads(last)
 
     assert {"ChildFailedError", "ValueError"} <= set(classes), text
-    assert message.startswith("rank 3: ValueError: bad batch (client.py:12)")
+    assert message.startswith("rank 3: ValueError: bad batch (client.py:13)")
     assert [] == cluster.left(5.0)
 
 

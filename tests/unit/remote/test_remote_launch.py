@@ -172,7 +172,7 @@ def test_host_that_cannot_be_reached_is_one_error(caplog: pytest.LogCaptureFixtu
     assert [] == caplog.messages
 
 
-def test_error_of_a_host_does_not_wait_for_the_others_that_have_no_workers_yet() -> None:
+def test_error_of_a_host_waits_for_no_host_without_workers() -> None:
     def answer(engine: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
         # The other host is found to be out of reach once this one has begun.
         return [AgentLost(1, "host h1: refused")]
