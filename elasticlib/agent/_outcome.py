@@ -112,8 +112,11 @@ def _is_preemption(stop: StopRequested) -> bool:
 
 def _error_of_stop(stop: StopRequested, failures: Mapping[int, ProcessFailure]) -> ElasticError:
     received = signal.Signals(stop.signum)
-    kind = LaunchInterrupted if received == signal.SIGINT else SignalException
-    error = kind(_text_of_stop(stop, received) + _text_of_raised(failures), received)
+    why = _text_of_stop(stop, received)
+    if received == signal.SIGINT:
+        # Its workers raise KeyboardInterrupt, which follows from it.
+        return LaunchInterrupted(why, received)
+    error = SignalException(why + _text_of_raised(failures), received)
     error.is_notice = stop.is_notice
     return error
 

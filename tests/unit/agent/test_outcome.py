@@ -136,6 +136,9 @@ def test_an_exception_of_a_worker_after_a_notice_is_part_of_the_error() -> None:
     alone = error_of(Finish(False, "why", stop), {}, {1: lost, 2: killed})
     raised = error_of(Finish(False, "why", stop), {}, {1: lost, 2: killed, 3: failed})
 
+    interrupted = error_of(Finish(False, "why", StopRequested(2)), {}, {3: failed})
+
+    assert str(interrupted).endswith("got SIGINT: its workers were stopped")
     assert "the job's time ends at 12:00:00: its workers were stopped" == str(alone)
     assert str(raised).startswith(f"{alone}; rank 3: ") and "disk full" in str(raised)
 
