@@ -122,9 +122,14 @@ def _error_of_stop(stop: StopRequested, failures: Mapping[int, ProcessFailure]) 
 
 
 def _text_of_stop(stop: StopRequested, received: signal.Signals) -> str:
-    if not stop.reason:
-        return f"process {os.getpid()} got {received.name}: its workers were stopped"
-    return f"{stop.reason}: its workers were stopped" if stop.is_notice else stop.reason
+    cause = _cause_of(stop, received)
+    # A request of the program says all of it.
+    is_whole = bool(stop.reason) and not stop.is_notice
+    return cause if is_whole else f"{cause}: its workers were stopped"
+
+
+def _cause_of(stop: StopRequested, received: signal.Signals) -> str:
+    return stop.reason or f"process {os.getpid()} got {received.name}"
 
 
 def _text_of_raised(failures: Mapping[int, ProcessFailure]) -> str:
@@ -139,7 +144,7 @@ def _text_of_raised(failures: Mapping[int, ProcessFailure]) -> str:
 
 def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> ElasticError:
     received = signal.Signals(stop.signum)
-    cause = stop.reason or f"process {os.getpid()} got {received.name}"
+    cause = _cause_of(stop, received)
     work = "no worker had started"
     if end.has_run:
         work = "its workers were asked to stop, and have returned"
