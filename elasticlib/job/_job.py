@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from attrs import evolve
 from typing_extensions import Self
 
 from elasticlib import records
@@ -98,7 +97,7 @@ class Job:
     after the end. `jobs` lists the running jobs.
 
     For a job of many nodes it covers this node: its workers' results, status, output and stacks. With an engine
-    (``on=``) it covers all nodes; in a job of a batch system only the results and the state in the queue.
+    (``on=``) it covers all nodes; a job of a batch system has neither `logs` nor `stacks`.
     """
 
     def __init__(
@@ -204,10 +203,6 @@ class Job:
         """Remember the workers of other machines that this job has."""
         self._workers.elsewhere = workers
 
-    def note_silence(self, why: str) -> None:
-        """Refuse questions for output and stacks: the workers do not answer this program, for the reason *why*."""
-        self._workers.silence = why
-
     @property
     def started(self) -> bool:
         """True if it runs in the background, in its own thread."""
@@ -236,11 +231,10 @@ class Job:
                 self._workers.note_files()
                 self._wake_followers()
 
-    def note_engine(self, facts: Mapping[str, str], state: str = "starting") -> None:
-        """Note what a batch system says about the job, and its *state* (`JobStatus`)."""
+    def note_engine(self, facts: Mapping[str, str]) -> None:
+        """Note *facts* of a batch system about the job (`JobStatus.engine`)."""
         with self._changed:
             self._workers.engine = {**self._workers.engine, **facts}
-            self._workers.course = evolve(self._workers.course, state=state)
             self._changed.notify_all()
 
     def is_handed_over(self, seconds: float) -> bool:
@@ -350,7 +344,7 @@ class Job:
         return self._error
 
     def status(self) -> JobStatus:
-        """Return its present status, or its status at the end. Its text is a table of this machine's ranks."""
+        """Return its present status, or its status at the end. Its text is a table of ranks."""
         workers, course = self._workers, self._workers.course_now()
         if self._over:
             (state, why), seconds, ranks = self._end(), self._ended - self._began, workers.last
@@ -418,7 +412,6 @@ class Job:
         answer, such as while workers are being started, and `ConfigError` for a job of a batch system.
         """
         self._refuse_in_child()
-        self._workers.check_answers()
         if self._workers.elsewhere is not None:
             return Stacks() if self._over else Stacks(self._workers.elsewhere.stacks(timeout))
         with self._changed:
@@ -528,8 +521,6 @@ class _Workers:
         self.last: tuple[RankStatus, ...] = ()
         self.elsewhere: WorkersElsewhere | None = None
         """The workers of other machines; None: all are on this one."""
-        self.silence = ""
-        """Reason why the workers give neither output nor stacks; empty if they do."""
         self._heading = ""
         """Heading of the stacks that the console will show when they arrive; empty for none."""
 
@@ -569,7 +560,6 @@ class _Workers:
 
     def files_of(self, rank: int) -> list[str]:
         """Return the output files of global *rank* that still exist. Raises `ConfigError`."""
-        self.check_answers()
         ranks = self.course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is not on this node (ranks here: {number_ranges(ranks)})")
@@ -583,11 +573,6 @@ class _Workers:
             )
 
         return [file for file in files if os.path.exists(file)]
-
-    def check_answers(self) -> None:
-        """Raise `ConfigError` if the workers answer no questions."""
-        if self.silence:
-            raise ConfigError(self.silence)
 
     def _now(self) -> list[WorkerNow]:
         # Another thread removes the agent at the end.

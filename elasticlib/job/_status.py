@@ -61,7 +61,7 @@ class JobCourse:
 
 @frozen
 class RankStatus:
-    """Status of one worker of a job, on this machine."""
+    """Status of one worker of a job."""
 
     rank: int
     """Global rank."""
@@ -132,7 +132,7 @@ HEADINGS = ["rank", "host", "state", "pid", "step", "metrics", "last line"]
 
 @frozen
 class JobStatus:
-    """Snapshot of a job's status; its text is a table of its ranks on this machine."""
+    """Snapshot of a job's status; its text is a table of its ranks."""
 
     name: str
     state: str
@@ -147,7 +147,7 @@ class JobStatus:
     """Number of the job's round; -1 before the first."""
     nodes: int
     ranks: tuple[RankStatus, ...] = field(factory=tuple)
-    """Status of the workers of this machine, by local rank."""
+    """Status of the workers of this machine, or with an engine of all machines; in the order of ranks."""
     engine: Mapping[str, str] = field(factory=dict)
     """For a job of a batch system its ``engine``, ``job_id``, ``folder``, ``state`` and ``reason`` there; else {}."""
 

@@ -6,7 +6,8 @@ A call of `elastic_launch` on the machines of an engine: ``on=Ssh(["h1", "h2"])`
 call and launches one node. `_call` has the formats of their messages. `_node_reports` has those of the workers' status
 and of questions about them, which `_node_reporter` sends and `WorkersOfNodes` collects for `Job.status` and others.
 
-On a batch system, ``on=Slurm(nodes=4)``, client and nodes exchange files instead: `_slurm` describes how.
+On a batch system, ``on=Slurm(nodes=4)``, client and nodes exchange files instead: `_slurm` describes how. There
+`WorkersOfBatch` reads the reports.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ The files of one call on a batch system, in a folder that the client and all nod
     number               the number of the job
     output, errors       output of the job
     result.RESTART.NODE  the packed outcome of a node, in the run of the job after RESTART restarts
+    report.RESTART.NODE  the last report of a node on its workers (`NodeReport`), in that run
     ended.RESTART        its exit status
     kill                 the client does not wait for workers any more
 
-Rules of this file: the folder is for this user alone. Each call and result begins with a code (HMAC) of its name and
-its bytes, by the token of the submission: what others have written there is not unpickled. The job gets the token in
-its environment, through Slurm's own channel. For another client it is in ``submission.json``, which counts only if no
-other user can have read or written it. A file appears with all of its bytes, or not at all.
+Rules of this file: the folder is for this user alone. Each call, report and result begins with a code (HMAC) of its
+name and its bytes, by the token of the submission: what others have written there is not unpickled. The job gets the
+token in its environment, through Slurm's own channel. For another client it is in ``submission.json``, which counts
+only if no other user can have read or written it. A file appears with all of its bytes, or not at all.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MARK = "ended"
 KILL = "kill"
 _RECORD = "submission.json"
 _NUMBER = "number"
-_RESULT = re.compile(r"result\.(\d{1,9})\.(\d{1,9})")
+_OF_NODE = re.compile(r"(result|report)\.(\d{1,9})\.(\d{1,9})")
 _CODE = 32
 """Bytes of a code."""
 _MOST = LARGEST + 2**16
@@ -120,8 +121,15 @@ class BatchFolder:
 
     def results(self) -> dict[tuple[int, int], str]:
         """Return {(restarts, node): name} of all results."""
-        found = filter(None, map(_RESULT.fullmatch, self._names()))
-        return {(int(each[1]), int(each[2])): each[0] for each in found}
+        return self._of_nodes("result")
+
+    def reports(self) -> dict[tuple[int, int], str]:
+        """Return {(restarts, node): name} of all reports."""
+        return self._of_nodes("report")
+
+    def _of_nodes(self, kind: str) -> dict[tuple[int, int], str]:
+        found = filter(None, map(_OF_NODE.fullmatch, self._names()))
+        return {(int(each[2]), int(each[3])): each[0] for each in found if each[1] == kind}
 
     def has_ended(self, restarts: int) -> bool:
         """Return True if the run of the job after so many restarts has ended."""
@@ -205,6 +213,11 @@ def link_of(number: str) -> str:
 def result_name(restarts: int, node: int) -> str:
     """Return the name of the file for the outcome of a node."""
     return f"result.{restarts}.{node}"
+
+
+def report_name(restarts: int, node: int) -> str:
+    """Return the name of the file for the reports of a node."""
+    return f"report.{restarts}.{node}"
 
 
 def _own_bytes(path: str) -> bytes:

@@ -37,6 +37,7 @@ from elasticlib.remote._batch_files import ERRORS, KILL, OUTPUT, Submission
 from elasticlib.remote._call import error_of_place, merged_results, pack_call, read_outcome
 from elasticlib.remote._remote_launch import least_nodes, show_output
 from elasticlib.remote._whole_lines import WholeLines
+from elasticlib.remote._workers_of_batch import WorkersOfBatch
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, StopRequest, interruption, parse_signals
 
@@ -152,10 +153,12 @@ class _BatchWatch:
         self._has_ended = False
         """True if the job was cancelled, or has its outcome."""
         job.note_engine({"engine": "slurm", "job_id": submission.number, "folder": self._files.path})
-        job.note_silence(
+        silence = (
             f"the workers of Slurm job {submission.number} do not answer this program: "
             f"read their output in {self._files.file(OUTPUT)} and {self._files.file(ERRORS)}"
         )
+        self._workers = WorkersOfBatch(self._files, submission.record.nodes, silence)
+        job.attach_elsewhere(self._workers)
 
     def to_its_end(self) -> Results:
         """Return the results of all ranks, or raise the error of the job."""
@@ -168,6 +171,7 @@ class _BatchWatch:
 
     def end(self) -> None:
         """End a job that this client has submitted, and does not wait for any more."""
+        self._workers.end()
         if not (self._submission.is_attached or self._has_ended or self._is_over()):
             self._cancel(self._grace)
 
@@ -232,9 +236,8 @@ class _BatchWatch:
             if seen.may_never_start and seen.reason != self._seen.reason:
                 _log.warning("%s may never start: its reason is explained in `man squeue`", seen)
             self._seen = seen
-        self._job.note_engine(
-            {"state": self._seen.state, "reason": self._seen.reason}, "starting" if seen.is_pending else "running"
-        )
+        self._job.note_engine({"state": self._seen.state, "reason": self._seen.reason})
+        self._workers.note_state(self._restarts(), is_pending=self._seen.is_pending)
         is_soon = self._files.has_ended(self._restarts())
         self._ask_at = monotonic() + (_SOON_SECONDS if is_soon else _ASK_SECONDS)
 
@@ -340,6 +343,7 @@ class _BatchWatch:
 
         merged = merged_results(data for (restarts, _), data in self._packed.items() if restarts == self._restarts())
         self._job.note_engine({"state": "COMPLETED", "reason": ""})
+        self._workers.end()
         if not self._submission.is_attached:
             self._submission.remove()
         return merged

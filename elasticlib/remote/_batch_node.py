@@ -28,13 +28,17 @@ from elasticlib.errors import ConfigError, ElasticError, StartError
 from elasticlib.job import Job, Results
 from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import start_thread
-from elasticlib.remote._batch_files import CALL, BatchFolder, result_name
+from elasticlib.remote._batch_files import CALL, BatchFolder, report_name, result_name
 from elasticlib.remote._call import Call, pack_error, pack_results, settings_on_node, unpack_call
+from elasticlib.remote._node_reporter import NodeReporter
+from elasticlib.remote._node_reports import NodeReport, seconds_between_reports
 from elasticlib.run import carry_out
 from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _LOOK_SECONDS = 1.0
 """Seconds between two looks for the client's request to kill the workers."""
+_REPORT_SECONDS = 2.0
+"""Seconds between two reports of a node, in a job of few nodes: shared file systems are slow at new files."""
 
 
 def main() -> None:
@@ -82,7 +86,18 @@ class _BatchNode:
         call = unpack_call(packed)
         launch = CheckedLaunch(self._config(call), call.entrypoint, call.args, None, call.kwargs)
         self._job = Job(launch, listener=self._listen)
-        return self._job.run()
+        reporter = NodeReporter(
+            self._job, self._report, seconds_between_reports(call.config.max_nodes, _REPORT_SECONDS)
+        )
+        try:
+            return self._job.run()
+        finally:
+            self._report(reporter.last())
+
+    def _report(self, report: NodeReport) -> None:
+        # Without reports the client knows less, and the job runs all the same.
+        with contextlib.suppress(OSError):
+            self._folder.write(report_name(*self._place()), report.packed())
 
     def _config(self, call: Call) -> LaunchConfig:
         """Return the settings of this node's launch, with those that its step has."""
@@ -124,8 +139,12 @@ class _BatchNode:
             self._write(pack_error(error, self._world))
         return exit_status(error, self._exits)
 
+    def _place(self) -> tuple[int, int]:
+        """Return the restarts of the job before this run, and the number of this node."""
+        return self._context.restart_count, self._context.node_rank or 0
+
     def _write(self, packed: bytes) -> None:
-        name = result_name(self._context.restart_count, self._context.node_rank or 0)
+        name = result_name(*self._place())
         try:
             self._folder.write(name, packed)
         except OSError as error:

@@ -35,7 +35,8 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
-from elasticlib.remote._node_reporter import NodeReporter
+from elasticlib.remote._node_reporter import NodeReporter, answer_later
+from elasticlib.remote._node_reports import NodeReport, seconds_between_reports
 from elasticlib.remote._whole_lines import WholeLines
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
@@ -344,13 +345,14 @@ class _Node:
         job = Job(launch, listener=self._listen)
         job.when_done(self._on_end)
         self._job, self._grace = job.begin(), launch.grace
-        self._reporter = NodeReporter(job, self._send, settings.max_nodes)
+        seconds = seconds_between_reports(settings.max_nodes)
+        self._reporter = NodeReporter(job, lambda report: self._send(_framed(report)), seconds)
         if self._notice:
             self._on_notice(self._notice)
 
     def _on_question(self, data: bytes) -> None:
-        if self._reporter is not None:
-            self._reporter.answer(data)
+        if self._job is not None:
+            answer_later(self._job, data, lambda answer: self._send(frame(Kind.ANSWER, answer.packed())))
 
     def _on_stop(self, data: bytes) -> None:
         self.stop(seconds(parse(data), 0), "its client stopped the call")
@@ -382,7 +384,7 @@ class _Node:
 
     def last_report(self) -> bytes:
         """Return a frame with the last report on the workers; empty if they have not begun."""
-        return b"" if self._reporter is None else self._reporter.last()
+        return b"" if self._reporter is None else _framed(self._reporter.last())
 
     def outcome(self) -> bytes:
         """Return the outcome of the node."""
@@ -394,6 +396,10 @@ class _Node:
             return pack_results(results, results.places, self._world)
         except BaseException as error:
             return pack_error(error, self._world)
+
+
+def _framed(report: NodeReport) -> bytes:
+    return frame(Kind.REPORT, report.packed())
 
 
 def _config_of(call: Call, settings: JobSettings, machine: _Machine) -> LaunchConfig:

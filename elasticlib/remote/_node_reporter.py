@@ -10,23 +10,17 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from elasticlib.engines import Kind, frame
 from elasticlib.errors import StartError
 from elasticlib.job import Job
 from elasticlib.processes import start_thread
 from elasticlib.remote._node_reports import Answer, NodeReport, Question
 
-_LEAST_SECONDS = 0.5
-_NODES_A_SECOND = 100
-"""Reports that a client takes: of a thousand nodes each one reports every ten seconds."""
-
 
 class NodeReporter:
-    """Reports on *job* by *send*, from its start to `last`."""
+    """Reports on *job* by *send*, every so many *seconds* if there is news, until `last`."""
 
-    def __init__(self, job: Job, send: Callable[[bytes], None], nodes: int) -> None:
-        self._job, self._send = job, send
-        self._seconds = max(_LEAST_SECONDS, nodes / _NODES_A_SECOND)
+    def __init__(self, job: Job, send: Callable[[NodeReport], None], seconds: float) -> None:
+        self._job, self._send, self._seconds = job, send, seconds
         self._is_over = threading.Event()
         # Without a thread the client knows less, and the job runs all the same.
         with contextlib.suppress(StartError):
@@ -38,31 +32,29 @@ class NodeReporter:
             report = NodeReport.of(self._job.status())
             if report.is_news_after(last):
                 last = report
-                self._send(_framed(report))
+                self._send(report)
 
-    def last(self) -> bytes:
-        """End the reports, and return a frame with the last one, which the caller sends."""
+    def last(self) -> NodeReport:
+        """End the reports, and return the last one, which the caller sends."""
         self._is_over.set()
-        return _framed(NodeReport.of(self._job.status()))
-
-    def answer(self, data: bytes) -> None:
-        """Answer a question, later. Raises ValueError, KeyError or TypeError for bytes that are none."""
-        question = Question.unpacked(data)
-        with contextlib.suppress(StartError):
-            start_thread(threading.Thread(target=self._answer, args=(question,), daemon=True))
-
-    def _answer(self, question: Question) -> None:
-        try:
-            answer = Answer(question.number, self._texts(question))
-        except Exception as error:
-            answer = Answer(question.number, error=str(error) or type(error).__name__)
-        self._send(frame(Kind.ANSWER, answer.packed()))
-
-    def _texts(self, question: Question) -> dict[int, str]:
-        if question.about == "logs":
-            return {question.rank: self._job.logs(question.rank)}
-        return dict(self._job.stacks(question.timeout))
+        return NodeReport.of(self._job.status())
 
 
-def _framed(report: NodeReport) -> bytes:
-    return frame(Kind.REPORT, report.packed())
+def answer_later(job: Job, data: bytes, send: Callable[[Answer], None]) -> None:
+    """Answer a question by *send*, in another thread. Raises ValueError, KeyError or TypeError for other bytes."""
+    question = Question.unpacked(data)
+    with contextlib.suppress(StartError):
+        start_thread(threading.Thread(target=lambda: send(_answer(job, question)), daemon=True))
+
+
+def _answer(job: Job, question: Question) -> Answer:
+    try:
+        return Answer(question.number, _texts(job, question))
+    except Exception as error:
+        return Answer(question.number, error=str(error) or type(error).__name__)
+
+
+def _texts(job: Job, question: Question) -> dict[int, str]:
+    if question.about == "logs":
+        return {question.rank: job.logs(question.rank)}
+    return dict(job.stacks(question.timeout))

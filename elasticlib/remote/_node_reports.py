@@ -6,15 +6,19 @@ Rules of this file: a report is a value as JSON. A reader returns one, or raises
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from json import dumps
 from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
 from elasticlib._untrusted import exactly, parse
-from elasticlib.job import JobStatus, RankStatus
+from elasticlib.job import JobCourse, JobStatus, RankStatus
 
+_STATES = ("stopping", "running", "starting", "waiting for ranks")
+"""States of a node that runs; the first one that a node has is that of the job."""
+_NODES_A_SECOND = 100
+"""Reports that a client takes: of a thousand nodes each one reports every ten seconds."""
 _MOST_CHARACTERS = 8 * 2**20
 """Characters in one answer: a frame takes them, however JSON spells them."""
 
@@ -58,6 +62,28 @@ def _without_ages(report: NodeReport) -> NodeReport:
 
 def _metrics(given: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in given.items()}
+
+
+def seconds_between_reports(nodes: int, least: float = 0.5) -> float:
+    """Return the seconds between two reports of a node, in a job of so many *nodes*; *least* of few nodes."""
+    return max(least, nodes / _NODES_A_SECOND)
+
+
+def course_of(reports: Collection[NodeReport]) -> JobCourse:
+    """Return the state of a job by the *reports* of its nodes."""
+    if not reports:
+        return JobCourse()
+
+    newest = max(reports, key=lambda each: each.round)
+    states = {each.state for each in reports}
+    state = next((each for each in _STATES if each in states), newest.state)
+    return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
+
+
+def ranks_of(reports: Collection[NodeReport]) -> tuple[RankStatus, ...]:
+    """Return the status of the workers in *reports*, by rank."""
+    found = [rank for report in reports for rank in report.ranks]
+    return tuple(sorted(found, key=lambda each: each.rank))
 
 
 @frozen

@@ -17,14 +17,12 @@ from elasticlib.engines import Kind, frame
 from elasticlib.errors import ConfigError
 from elasticlib.job import JobCourse, RankStatus
 from elasticlib.processes import wait_for_change
-from elasticlib.remote._node_reports import Answer, NodeReport, Question
+from elasticlib.remote._node_reports import Answer, NodeReport, Question, course_of, ranks_of
 from elasticlib.stacks import number_ranges
 from elasticlib.workers import Inbox
 
 _LOGS_SECONDS = 30.0
 """Seconds for the output of a worker."""
-_STATES = ("stopping", "running", "starting", "waiting for ranks")
-"""States of a node that runs; the first one that a node has is that of the job."""
 
 
 @define(eq=False)
@@ -108,19 +106,11 @@ class WorkersOfNodes:
 
     def course(self) -> JobCourse:
         """Return the state of the job by the reports of its nodes."""
-        reports = list(self._reports.values())
-        if not reports:
-            return JobCourse()
-
-        newest = max(reports, key=lambda each: each.round)
-        states = {each.state for each in reports}
-        state = next((each for each in _STATES if each in states), newest.state)
-        return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
+        return course_of(list(self._reports.values()))
 
     def ranks(self) -> tuple[RankStatus, ...]:
         """Return the status of the workers of all nodes, by rank."""
-        found = [rank for report in list(self._reports.values()) for rank in report.ranks]
-        return tuple(sorted(found, key=lambda each: each.rank))
+        return ranks_of(list(self._reports.values()))
 
     def stacks(self, timeout: float) -> dict[int, str]:
         """Return the stacks of all workers, by rank. Raises `TimeoutError` if no node answers in time."""

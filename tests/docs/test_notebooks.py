@@ -56,7 +56,6 @@ def test_it_names_every_method_of_a_job() -> None:
         "started",
         "ends_with_program",
         "note_engine",
-        "note_silence",
         "is_handed_over",
         "ask_to_stop",
     }  # for whoever carries it out

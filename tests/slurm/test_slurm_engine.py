@@ -32,13 +32,14 @@ class Point:
 def train(what, folder):
     rank, restarts = int(os.environ["RANK"]), os.environ.get("SLURM_RESTART_COUNT", "0")
     elasticlib.should_stop()
+    elasticlib.progress(7, loss=rank)
     with open(f"{folder}/up.{restarts}.{rank}", "w") as file: file.write(str(os.getpid()))
     if what == "raise" and rank == 3: raise ValueError("bad batch")
     while what == "save":
         if elasticlib.should_stop():
             print("saves", flush=True)
             time.sleep(60)
-    while what in ("wait", "leave") and not os.path.exists(f"{folder}/go"):
+    while what in ("wait", "leave", "watch") and not os.path.exists(f"{folder}/go"):
         time.sleep(0.02)
         if elasticlib.should_stop(): return
     print(f"rank {rank} works")
@@ -56,11 +57,16 @@ if __name__ == "__main__":
         while not job.done() and "job_id" not in job.status().engine: time.sleep(0.02)
         with open(f"{folder}/number", "w") as file: file.write(job.status().engine.get("job_id", "-"))
         if what == "leave": sys.exit()
+        while what == "watch" and [7] * 4 != [each.step for each in job.status().ranks]: time.sleep(0.05)
+        seen = [job.status()]
+        if what == "watch": open(f"{folder}/go", "w").close()
         if attached: open(f"{folder}/attached", "w").close()
         results = job.result()
     except Exception as error:
         print(json.dumps([[each.__name__ for each in type(error).__mro__], str(error)]))
     else:
+        for each in [*seen, job.status()]:
+            print(each.state, each.round, each.nodes, [[one.rank, one.state, one.metrics] for one in each.ranks])
         print(json.dumps({rank: [value[0].rank, *value[1:]] for rank, value in results.items()}))
 """
 ALL = {str(rank): [rank, 4, "0"] for rank in range(4)}
@@ -135,6 +141,14 @@ def test_one_call_returns_the_results_of_all_nodes(clients: Clients) -> None:
     assert [] == clients.calls()
     number = (clients.folder / "number").read_text()
     assert 'Comment=a "b" # c \\d' in clients.slurm.run("scontrol", "show", "job", number)
+
+
+def test_status_has_the_ranks_of_all_nodes(clients: Clients) -> None:
+    _, text = outcome(clients.start("watch"))
+
+    for state in ("running", "succeeded"):
+        ranks = [[rank, state, {"loss": float(rank)}] for rank in range(4)]
+        assert f"{state} 0 2 {ranks}" in text.splitlines(), text
 
 
 def test_exception_of_a_worker_is_raised_in_the_client(clients: Clients) -> None:

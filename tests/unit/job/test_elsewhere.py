@@ -1,4 +1,4 @@
-"""Questions to a job whose workers are on other machines, or answer no program."""
+"""Questions to a job whose workers are on other machines."""
 
 from __future__ import annotations
 
@@ -21,32 +21,18 @@ class Work:
     quit_shows_stacks = False
     outlives_program = False
 
-    def __init__(self, silence: str, elsewhere: Any = None) -> None:
-        self.silence, self.elsewhere = silence, elsewhere
+    def __init__(self, elsewhere: Any) -> None:
+        self.elsewhere = elsewhere
         self.runs, self.may_end = threading.Event(), threading.Event()
 
     def abandon(self) -> None:
         raise AssertionError("the job has begun")
 
     def __call__(self, job: Job) -> Results:
-        job.note_silence(self.silence)
-        if self.elsewhere is not None:
-            job.attach_elsewhere(self.elsewhere)
+        job.attach_elsewhere(self.elsewhere)
         self.runs.set()
         assert self.may_end.wait(60)
         return Results()
-
-
-def test_workers_of_a_batch_job_are_not_asked() -> None:
-    work = Work("the workers do not answer: read their output in /shared/output")
-    job = Job(work).begin()
-    assert work.runs.wait(60)
-
-    for ask in (job.stacks, job.logs, lambda: job.files(0), lambda: job.logs(0, follow=True)):
-        with pytest.raises(ConfigError, match="read their output in /shared/output"):
-            ask()
-    work.may_end.set()
-    job.result(60)
 
 
 def test_files_of_another_machine_are_not_returned() -> None:
@@ -57,7 +43,7 @@ def test_files_of_another_machine_are_not_returned() -> None:
         def ranks(self) -> tuple[()]:
             return ()
 
-    work = Work("", Elsewhere())
+    work = Work(Elsewhere())
     job = Job(work).begin()
     assert work.runs.wait(60)
 

@@ -13,8 +13,8 @@ import pytest
 from elasticlib.engines import FrameReader, Kind
 from elasticlib.errors import ConfigError
 from elasticlib.job import Job, JobCourse, JobStatus, RankStatus
-from elasticlib.remote._node_reporter import NodeReporter
-from elasticlib.remote._node_reports import Answer, NodeReport, Question
+from elasticlib.remote._node_reporter import NodeReporter, answer_later
+from elasticlib.remote._node_reports import Answer, NodeReport, Question, seconds_between_reports
 from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.workers import Inbox
 from tests.waiting import wait_until
@@ -240,22 +240,19 @@ class RunningJob:
         return "its output\n"
 
 
-def test_a_client_that_does_not_read_delays_no_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticlib.remote._node_reporter._LEAST_SECONDS", 0.001)
+def test_a_client_that_does_not_read_delays_no_last_report() -> None:
     is_sending, may_go_on = threading.Event(), threading.Event()
 
-    def send(_: bytes) -> None:
+    def send(_: NodeReport) -> None:
         is_sending.set()
         may_go_on.wait(60.0)
 
-    reporter = NodeReporter(cast(Job, RunningJob()), send, 1)
+    reporter = NodeReporter(cast(Job, RunningJob()), send, 0.001)
     try:
         assert is_sending.wait(60.0)
-        [(kind, data)] = FrameReader(greeted=False).feed(reporter.last())
+        assert "running" == reporter.last().state
     finally:
         may_go_on.set()
-
-    assert (Kind.REPORT, "running") == (kind, NodeReport.unpacked(data).state)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +260,12 @@ def test_a_client_that_does_not_read_delays_no_last_report(monkeypatch: pytest.M
     [(0, Answer(4, {0: "its output\n"})), (1, Answer(4, error="rank 1 is not on this node"))],
 )
 def test_a_question_is_answered_with_texts_or_the_reason(rank: int, answer: Answer) -> None:
-    arrived: Future[bytes] = Future()
-    reporter = NodeReporter(cast(Job, RunningJob()), arrived.set_result, 1000)
-    reporter.answer(Question(4, "logs", rank).packed())
-    [(kind, data)] = FrameReader(greeted=False).feed(arrived.result(60.0))
-    reporter.last()
+    arrived: Future[Answer] = Future()
+    answer_later(cast(Job, RunningJob()), Question(4, "logs", rank).packed(), arrived.set_result)
 
-    assert (Kind.ANSWER, answer) == (kind, Answer.unpacked(data))
+    assert answer == arrived.result(60.0)
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 2.0), (200, 2.0), (1000, 10.0)])
+def test_many_nodes_report_less_often(nodes: int, seconds: float) -> None:
+    assert seconds == seconds_between_reports(nodes, 2.0)
