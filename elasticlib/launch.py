@@ -137,7 +137,7 @@ class elastic_launch:  # noqa: N801 - torch's name
     def __call__(self, *args: Any, **kwargs: Any) -> Results:
         """Run the workers to their end and return {global rank: result}."""
         if self._on is not None:
-            return Job(self._remote_launch(self._on, args, kwargs)).run()
+            return Job(self._remote_launch(self._on, args, kwargs, is_started=False)).run()
         return launch_agent(self._config, self._entrypoint, args, self._health_check_server, kwargs)
 
     def start(self, *args: Any, **kwargs: Any) -> Job:
@@ -150,18 +150,24 @@ class elastic_launch:  # noqa: N801 - torch's name
         cell is executed again while the job of its last execution runs.
         """
         if self._on is not None:
-            return Job(self._remote_launch(self._on, args, kwargs)).begin()
+            return Job(self._remote_launch(self._on, args, kwargs, is_started=True)).begin()
         return Job(CheckedLaunch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
 
     def _remote_launch(
-        self, engine: Engine | BatchEngine, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, engine: Engine | BatchEngine, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_started: bool
     ) -> RemoteLaunch | BatchLaunch:
         from elasticlib.remote import RemoteLaunch, batch_launch
 
         config = as_launch_config(self._config)
         title, grace = title_of(self._entrypoint, args), _shutdown_timeout(config)
+        if config.show is None and config.logs_specs is None:
+            # The output of a batch job is the only place with that of the other ranks.
+            is_short = _is_placing(engine) and (is_started or is_stdout_replaced())
+            config = evolve(config, show=(0,) if is_short else "all")
         if _is_placing(engine):
-            return RemoteLaunch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
+            return RemoteLaunch(
+                engine, config, self._entrypoint, args, kwargs, title=title, grace=grace, is_started=is_started
+            )
         return batch_launch(engine, config, self._entrypoint, args, kwargs, title=title, grace=grace)
 
 

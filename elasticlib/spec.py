@@ -353,7 +353,7 @@ class LaunchConfig(DataclassView):
     )
     """Global ranks of this node whose output is shown: ``all`` or some. The output of all is kept in files meanwhile.
     None: rank 0 in a notebook, in a started job, and if ``sys.stdout`` was replaced; else all ranks, which write to
-    the launcher's own descriptors."""
+    the launcher's own descriptors. On Slurm (``on=``): all ranks."""
     raise_as: RaiseAs = field(default="both", validator=_rules.one_of(RAISES), kw_only=True)
     """Class that a launch raises for a worker's exception. ``both``: a `ChildFailedError` that is also of that
     exception's class, so that ``except ValueError:`` catches it. ``ChildFailedError``: only that, with the worker's

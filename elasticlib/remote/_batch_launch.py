@@ -35,7 +35,8 @@ from elasticlib.processes import wait_readable
 from elasticlib.remote._batch_decision import decide
 from elasticlib.remote._batch_files import ERRORS, KILL, OUTPUT, Submission
 from elasticlib.remote._call import error_of_place, merged_results, pack_call, read_outcome
-from elasticlib.remote._remote_launch import least_nodes, show_output
+from elasticlib.remote._remote_launch import least_nodes
+from elasticlib.remote._shown_output import STDERR, STDOUT, ShownOutput
 from elasticlib.remote._whole_lines import WholeLines
 from elasticlib.remote._workers_of_batch import WorkersOfBatch
 from elasticlib.spec import Entrypoint, LaunchConfig
@@ -70,6 +71,7 @@ class BatchLaunch:
     ) -> None:
         self.title, self.grace, self.signums = title, grace, signums
         self._begin = begin
+        self._output = ShownOutput()
 
     def abandon(self) -> None:
         """Release nothing: nothing was submitted."""
@@ -77,11 +79,12 @@ class BatchLaunch:
     def __call__(self, job: Job) -> Results:
         """Run the job to its end, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox):
-            watch = _BatchWatch(self._begin(), job, self.grace)
+            watch = _BatchWatch(self._begin(), job, self.grace, self._output)
             try:
                 return watch.to_its_end()
             finally:
                 watch.end()
+                self._output.end()
 
 
 def batch_launch(
@@ -109,6 +112,7 @@ class _GrowingFile:
 
     path: str
     stream: bytes
+    _output: ShownOutput
     _read: int = 0
     _lines: WholeLines = field(factory=WholeLines)
 
@@ -126,7 +130,7 @@ class _GrowingFile:
             # A line that nobody has continued since the last look is shown without its end.
             text = self._lines.add(data) if data else self._lines.rest()
             if text:
-                show_output(self.stream + text)
+                self._output.show(self.stream + text)
             return len(data) == _MOST_OUTPUT
         return False
 
@@ -134,15 +138,17 @@ class _GrowingFile:
 class _BatchWatch:
     """One submission, until its end."""
 
-    def __init__(self, submission: Submission, job: Job, grace: float) -> None:
+    def __init__(self, submission: Submission, job: Job, grace: float, output: ShownOutput) -> None:
         self._submission, self._job, self._grace = submission, job, grace
         self._files = submission.folder
-        self._output = (
-            _GrowingFile(self._files.file(OUTPUT), b"\x01"),
-            _GrowingFile(self._files.file(ERRORS), b"\x02"),
+        self._output = output
+        output.name_file(self._files.file(OUTPUT))
+        self._growing = (
+            _GrowingFile(self._files.file(OUTPUT), STDOUT, output),
+            _GrowingFile(self._files.file(ERRORS), STDERR, output),
         )
         if submission.is_attached:
-            for each in self._output:
+            for each in self._growing:
                 each.skip()
         self._packed: dict[tuple[int, int], bytes] = {}
         self._outcomes: dict[tuple[int, int], AgentEnded] = {}
@@ -192,7 +198,7 @@ class _BatchWatch:
 
     def _show_output(self) -> bool:
         """Show new output; return True if there may be more."""
-        return any([output.show() for output in self._output])
+        return any([file.show() for file in self._growing])
 
     def _show_rest(self) -> None:
         """Show all output of a job that writes no more."""
@@ -344,7 +350,8 @@ class _BatchWatch:
         merged = merged_results(data for (restarts, _), data in self._packed.items() if restarts == self._restarts())
         self._job.note_engine({"state": "COMPLETED", "reason": ""})
         self._workers.end()
-        if not self._submission.is_attached:
+        # A cell that has not shown all output names the file.
+        if not self._submission.is_attached and not self._output.is_full:
             self._submission.remove()
         return merged
 

@@ -158,14 +158,8 @@ def _enter_folder(folder: str, search_path: str) -> None:
 
 def settings_on_node(call: Call) -> dict[str, Any]:
     """Return the settings that differ on a node, whose program is not the client's."""
-    config = call.config
-    changed: dict[str, Any] = {}
-    if callable(call.entrypoint):
-        # The program here is the agent, not the script that the function is from.
-        changed["main"] = "value"
-    if config.show is None and config.logs_specs is None:
-        changed["show"] = "all"
-    return changed
+    # The program here is the agent, not the script that the function is from.
+    return {"main": "value"} if callable(call.entrypoint) else {}
 
 
 # The settings of the job.

@@ -13,7 +13,6 @@ import logging
 import math
 import secrets
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -49,9 +48,10 @@ from elasticlib.engines import (
     frame,
 )
 from elasticlib.errors import ConfigError, SignalException, StartError
-from elasticlib.job import Results
+from elasticlib.job import Results, shown_ranks
 from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
+from elasticlib.remote._shown_output import ShownOutput
 from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.workers import HandledSignals, Inbox, StopRequest, interruption, parse_signals
@@ -86,10 +86,13 @@ class RemoteLaunch:
         *,
         title: str,
         grace: float,
+        is_started: bool,
     ) -> None:
         self.title, self.grace = title, grace
         self.signums = parse_signals(config.signals_to_handle)
         self._engine, self._raise_as = engine, config.raise_as
+        self._output = ShownOutput()
+        self._output.watch(title, shown_ranks(config), is_started=is_started)
         self._config = evolve(config, shutdown_timeout=grace)
         min_nodes = least_nodes(config, engine, has_token=bool(engine.token))
         self._rules = CallRules(engine.nodes, min_nodes)
@@ -105,7 +108,10 @@ class RemoteLaunch:
             workers = WorkersOfNodes(job.inbox)
             stack.callback(workers.end)
             job.attach_elsewhere(workers)
-            run = _Run(self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers)
+            stack.callback(self._output.end)
+            run = _Run(
+                self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers, self._output
+            )
             stack.callback(run.close)
             return run.to_its_end(self.grace)
 
@@ -195,9 +201,10 @@ class _Run:
         title: str,
         inbox: Inbox,
         workers: WorkersOfNodes,
+        output: ShownOutput,
     ) -> None:
         self._engine, self._command, self._rules, self._config = engine, command, rules, config
-        self._title, self._inbox, self._workers = title, inbox, workers
+        self._title, self._inbox, self._workers, self._output = title, inbox, workers, output
         self._results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
@@ -268,7 +275,7 @@ class _Run:
 
     def _turn(self, grace: float) -> RaiseError | ReturnResults | None:
         """Handle the next item that arrives by the supervisor's next deadline, and what is due then."""
-        item = self._next(self._supervisor.wake_at())
+        item = self._next(min(self._supervisor.wake_at(), self._output.look()))
         self._check_stop(item, grace)
         decision = self._decision(self._handle(item), grace)
         if decision is not None:
@@ -327,7 +334,7 @@ class _Run:
         event = received.event
         match event:
             case AgentOutput():
-                show_output(event.data)
+                self._output.show(event.data)
                 return None
             case AgentReport():
                 self._note_report(event)
@@ -386,6 +393,8 @@ class _Run:
 
     def _begin(self, action: BeginNode) -> None:
         assert self._placement is not None
+        if not self._has_begun:
+            self._output.begin()
         self._has_begun = True
         settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
         self._placement.send(action.place, frame(Kind.BEGIN, settings.packed()))
@@ -410,11 +419,3 @@ class _Run:
         """Return True if enough nodes have begun for a round."""
         begun = [place for place in self._supervisor.places if place.has_been_ready]
         return len(begun) >= self._rules.min_nodes
-
-
-def show_output(data: bytes) -> None:
-    """Write output of workers to the stream of this program that it is for."""
-    stream = sys.stderr if data[:1] == b"\x02" else sys.stdout
-    with contextlib.suppress(OSError, ValueError):
-        stream.write(data[1:].decode(errors="replace"))
-        stream.flush()

@@ -16,6 +16,7 @@ import pytest
 import elasticlib
 from tests.benchmarks import tree
 from tests.benchmarks.job import environment
+from tests.process.console.cells import executed, printed
 from tests.process.launches import children
 from tests.waiting import wait_until
 
@@ -212,3 +213,51 @@ def test_ranks_save_and_go_on_elsewhere_when_a_machine_is_about_to_end(
     assert {"0": "0", "1": "0"} == json.loads(stdout or "0"), stderr
     assert 2 == len(list(tmp_path.glob("saved.*")))
     assert all("is about to end" in path.read_text() for path in tmp_path.glob("saved.*"))
+
+
+NOTEBOOK = """
+import os, re, sys
+from pathlib import Path
+from elasticlib import LaunchConfig, elastic_launch
+from local import Local
+
+def train(lines):
+    for number in range(lines):
+        print("line", number, "of", os.environ["RANK"])
+    print("last of", os.environ["RANK"], file=sys.stderr)
+
+def launch(**more):
+    return elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=0, **more), train, on=Local(nodes=2))
+"""
+
+
+def shown_in_cells(folder: Path, *cells: str) -> list[str]:
+    """The text that each of *cells* shows, after `NOTEBOOK`."""
+    (folder / "local.py").write_text(file_of_page())
+    return [printed(cell.outputs) for cell in executed(NOTEBOOK, *cells, folder=folder)[1:]]
+
+
+def test_a_cell_shows_rank_0_of_all_nodes_or_the_ranks_of_show(tmp_path: Path) -> None:
+    of_call, of_job, chosen = shown_in_cells(
+        tmp_path,
+        "launch()(2)",
+        "launch().start(2).result()",
+        "launch(show=[1])(2)",
+    )
+
+    assert "line 0 of 0\nline 1 of 0\nlast of 0\n" == of_call == of_job
+    assert "line 0 of 1\nline 1 of 1\nlast of 1\n" == chosen
+
+
+def test_a_cell_shows_the_ends_of_a_flood_and_names_the_file_with_all(tmp_path: Path) -> None:
+    (tmp_path / "local.py").write_text(file_of_page())
+    outputs = executed(NOTEBOOK, "launch()(50_000)", folder=tmp_path)[1].outputs
+    [tail] = [each["data"]["text/plain"] for each in outputs if each.output_type == "display_data"]
+    head = printed(outputs)
+
+    assert head.startswith("line 0 of 0\nline 1 of 0\n")
+    assert 190_000 < len(head) <= 200_000
+    assert tail.endswith("line 49999 of 0\nlast of 0")
+    [path] = re.findall(r"the full output is in (.*?)\]", tail)
+    assert [*(f"line {number} of 0" for number in range(50_000)), "last of 0"] == Path(path).read_text().splitlines()
+    os.unlink(path)

@@ -21,8 +21,8 @@ from elasticlib.engines import (
     Kind,
 )
 from elasticlib.errors import ConfigError
-from elasticlib.remote import _remote_launch
 from elasticlib.remote._call import JobSettings, pack_error, pack_results
+from elasticlib.remote._shown_output import ShownOutput
 
 
 def train() -> None:
@@ -128,7 +128,7 @@ def test_ends_of_agents_that_arrive_together_with_results_count(monkeypatch: pyt
 
     engine = SimulatedEngine(on_begin=answer, ends_after_result=True)
     # All events behind the output come while it is shown.
-    monkeypatch.setattr(_remote_launch, "show_output", lambda data: engine.unread.wait(30))
+    monkeypatch.setattr(ShownOutput, "show", lambda self, data: engine.unread.wait(30))
 
     assert {0: "value 0", 1: "value 1"} == call(engine, LaunchConfig(shutdown_timeout=3600))
 
