@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("elasticlib")
 _LOOK_SECONDS = 0.1
+_BEHIND_SECONDS = 0.02
 _ASK_SECONDS = 5.0
 _SOON_SECONDS = 0.5
 """Seconds between questions at the end of a run."""
@@ -79,12 +80,13 @@ class BatchLaunch:
     def __call__(self, job: Job) -> Results:
         """Run the job to its end, and return the results of all ranks."""
         with HandledSignals(self.signums, job.inbox):
+            self._output.begin()
             watch = _BatchWatch(self._begin(), job, self.grace, self._output)
             try:
                 return watch.to_its_end()
             finally:
                 watch.end()
-                self._output.end()
+                self._output.end(job.inbox.drain)
 
 
 def batch_launch(
@@ -123,6 +125,8 @@ class _GrowingFile:
 
     def show(self) -> bool:
         """Show new output; return True if there may be more."""
+        if self._output.is_behind:
+            return True
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             file.seek(self._read)
             data = file.read(_MOST_OUTPUT)
@@ -201,9 +205,10 @@ class _BatchWatch:
         return any([file.show() for file in self._growing])
 
     def _show_rest(self) -> None:
-        """Show all output of a job that writes no more."""
+        """Show all output of a job that writes no more, or until a signal if the stream takes none."""
         while self._show_output():
-            pass
+            if self._output.is_behind and _has_signal(self._next(_BEHIND_SECONDS)):
+                return
         # The last line may have no end.
         self._show_output()
 
@@ -328,7 +333,7 @@ class _BatchWatch:
         while not self._is_over():
             items = self._next(_LOOK_SECONDS)
             self._show_output()
-            if monotonic() >= until or any(isinstance(item, int) for item in items):
+            if monotonic() >= until or _has_signal(items):
                 return False
             self._ask_at = min(self._ask_at, monotonic() + _SOON_SECONDS)
             self._ask()
@@ -367,6 +372,9 @@ class _BatchWatch:
         """Wait until the script has ended, so that all output is in the files."""
         until = monotonic() + _END_SECONDS
         while not (self._files.has_ended(self._restarts()) or self._is_over()):
-            has_signal = any(isinstance(item, int) for item in self._next(_LOOK_SECONDS))
-            if has_signal or monotonic() >= until:
+            if _has_signal(self._next(_LOOK_SECONDS)) or monotonic() >= until:
                 return
+
+
+def _has_signal(items: Sequence[object]) -> bool:
+    return any(isinstance(item, int) for item in items)

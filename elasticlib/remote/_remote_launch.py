@@ -108,7 +108,8 @@ class RemoteLaunch:
             workers = WorkersOfNodes(job.inbox)
             stack.callback(workers.end)
             job.attach_elsewhere(workers)
-            stack.callback(self._output.end)
+            self._output.begin()
+            stack.callback(self._output.end, job.inbox.drain)
             run = _Run(
                 self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers, self._output
             )
@@ -264,6 +265,11 @@ class _Run:
         for signum in late:
             self._inbox.put(signum)
 
+    def _stop_soon(self, grace: float) -> None:
+        """Stop all agents, and do not wait for a stream that takes no output."""
+        self._output.hurry()
+        self._stop_all(grace)
+
     # The loop.
 
     def to_its_end(self, grace: float) -> Results:
@@ -286,13 +292,13 @@ class _Run:
         """Stop all agents and raise, if *item* asks for the end of the job."""
         match item:
             case int():
-                self._stop_all(grace)
+                self._stop_soon(grace)
                 raise interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
             case StopRequest(why, own_grace):
-                self._stop_all(grace if own_grace is None else own_grace)
+                self._stop_soon(grace if own_grace is None else own_grace)
                 raise SignalException(why, signal.SIGTERM)
             case _Received(event=EngineEnds(why)):
-                self._stop_all(grace)
+                self._stop_soon(grace)
                 raise StartError(why)
             case _EngineFailed(error):
                 self.close()
@@ -330,12 +336,14 @@ class _Run:
         if received.placement is not self._placement:
             return None
 
-        self._events.handled()
         event = received.event
+        if isinstance(event, AgentOutput):
+            # Agents wait for a slow stream; this thread, which hears of signals, does not.
+            self._output.show(event.data, self._events.handled)
+            return None
+
+        self._events.handled()
         match event:
-            case AgentOutput():
-                self._output.show(event.data)
-                return None
             case AgentReport():
                 self._note_report(event)
                 return None
@@ -394,7 +402,7 @@ class _Run:
     def _begin(self, action: BeginNode) -> None:
         assert self._placement is not None
         if not self._has_begun:
-            self._output.begin()
+            self._output.expect()
         self._has_begun = True
         settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
         self._placement.send(action.place, frame(Kind.BEGIN, settings.packed()))

@@ -12,11 +12,12 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from elasticlib._clock import monotonic
 from elasticlib.notebook import CallersStream, is_stdout_replaced
+from elasticlib.remote._output_queue import OutputQueue
 
 STDOUT, STDERR = b"\x01", b"\x02"
 """First byte of a piece of output, which names its stream."""
@@ -28,6 +29,7 @@ class ShownOutput:
     def __init__(self) -> None:
         self._caller = CallersStream() if is_stdout_replaced() else None
         self._whole = _WholeOutput()
+        self._queue = OutputQueue(self._write)
         self._keeps_whole = self._caller is not None and bool(self._caller.word)
         if self._caller is not None:
             self._caller.files = self._whole.place
@@ -43,12 +45,21 @@ class ShownOutput:
         if self._caller is not None:
             self._caller.files = lambda: path
 
+    @property
+    def is_behind(self) -> bool:
+        """True if much output waits for the stream."""
+        return self._queue.is_long
+
     def watch(self, title: str, ranks: Sequence[int] | None, *, is_started: bool) -> None:
-        """Report in the cell a long silence of *ranks* (None: all) of the job *title*, from `begin` on."""
+        """Report in the cell a long silence of *ranks* (None: all) of the job *title*, from `expect` on."""
         if self._caller is not None:
             self._caller.watch(title, ranks, is_pool=False, is_started=is_started)
 
     def begin(self) -> None:
+        """Begin to show output. Raises `StartError` without a thread for it."""
+        self._queue.begin()
+
+    def expect(self) -> None:
         """Expect output from now on."""
         if self._caller is not None:
             self._caller.begin(lambda _: True, lambda: None)
@@ -58,8 +69,25 @@ class ShownOutput:
         seconds = None if self._caller is None else self._caller.look()
         return math.inf if seconds is None else monotonic() + seconds
 
-    def show(self, data: bytes) -> None:
-        """Write *data*: a byte for the stream, and text."""
+    def show(self, data: bytes, taken: Callable[[], None] | None = None) -> None:
+        """Show *data*, a byte for the stream and text; *taken* is as in `OutputQueue.add`."""
+        self._queue.add(data, taken)
+
+    def hurry(self) -> None:
+        """Let nothing wait for the stream any more: the call ends."""
+        self._queue.hurry()
+
+    def end(self, is_impatient: Callable[[], object]) -> None:
+        """
+        Show the last lines, and wait for the stream until *is_impatient* returns True.
+
+        A file stays only if the cell has not shown everything.
+        """
+        if self._queue.end(is_impatient) and self._caller is not None:
+            self._caller.rest()
+        self._whole.end(is_kept=self.is_full)
+
+    def _write(self, data: bytes) -> None:
         if self._keeps_whole:
             self._whole.add(data[1:])
         if self._caller is not None:
@@ -70,12 +98,6 @@ class ShownOutput:
         with contextlib.suppress(OSError, ValueError):
             stream.write(data[1:].decode(errors="replace"))
             stream.flush()
-
-    def end(self) -> None:
-        """Show the last lines in the cell. The file stays only if the cell has not shown everything."""
-        if self._caller is not None:
-            self._caller.rest()
-        self._whole.end(is_kept=self.is_full)
 
 
 class _WholeOutput:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,6 +217,50 @@ def test_ranks_save_and_go_on_elsewhere_when_a_machine_is_about_to_end(
     assert {"0": "0", "1": "0"} == json.loads(stdout or "0"), stderr
     assert 2 == len(list(tmp_path.glob("saved.*")))
     assert all("is about to end" in path.read_text() for path in tmp_path.glob("saved.*"))
+
+
+TALKER = """
+import os, sys
+from elasticlib import LaunchConfig, elastic_launch
+from local import Local
+
+def train():
+    while True: print("x" * 200)
+
+if __name__ == "__main__":
+    config = LaunchConfig(nproc_per_node=1, shutdown_timeout=5)
+    elastic_launch(config, train, on=Local(nodes=2))()
+"""
+
+
+def in_pipe(stream: Any) -> int:
+    """The bytes in a pipe."""
+    return int.from_bytes(fcntl.ioctl(stream, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_interrupts_end_a_call_whose_console_takes_no_output(tmp_path: Path) -> None:
+    """As on one machine: the first one ends the workers, and the second one the wait for the console."""
+    (tmp_path / "local.py").write_text(file_of_page())
+    (tmp_path / "client.py").write_text(TALKER)
+    client = subprocess.Popen(
+        [sys.executable, "client.py"],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert client.stdout is not None
+    full = fcntl.fcntl(client.stdout, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
+    wait_until(lambda: in_pipe(client.stdout) >= full, LIMIT)
+
+    client.send_signal(signal.SIGINT)
+    wait_until(lambda: not agents_of(client), LIMIT)
+    client.send_signal(signal.SIGINT)
+
+    assert 1 == client.wait(LIMIT)
+    client.stdout.close()
+    assert not tree.left_after(5.0, (), tmp_path)
 
 
 NOTEBOOK = """

@@ -128,7 +128,7 @@ def test_ends_of_agents_that_arrive_together_with_results_count(monkeypatch: pyt
 
     engine = SimulatedEngine(on_begin=answer, ends_after_result=True)
     # All events behind the output come while it is shown.
-    monkeypatch.setattr(ShownOutput, "show", lambda self, data: engine.unread.wait(30))
+    monkeypatch.setattr(ShownOutput, "show", lambda self, data, taken: (engine.unread.wait(30), taken()))
 
     assert {0: "value 0", 1: "value 1"} == call(engine, LaunchConfig(shutdown_timeout=3600))
 

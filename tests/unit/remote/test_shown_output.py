@@ -14,23 +14,29 @@ from elasticlib.remote import _shown_output
 from elasticlib.remote._shown_output import STDERR, STDOUT, ShownOutput
 
 
+def begun() -> ShownOutput:
+    output = ShownOutput()
+    output.begin()
+    return output
+
+
 def test_a_programs_streams_get_their_own_output(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr(_shown_output, "is_stdout_replaced", lambda: False)
-    output = ShownOutput()
+    output = begun()
     output.show(STDOUT + b"out\n")
     output.show(STDERR + b"err\n")
-    output.end()
+    output.end(bool)
 
     assert ("out\n", "err\n") == capsys.readouterr()
 
 
 def test_a_replaced_stream_gets_both_in_their_order_also_later() -> None:
     with contextlib.redirect_stdout(io.StringIO()) as stream:
-        output = ShownOutput()
+        output = begun()
     for piece in (STDOUT + b"one\n", STDERR + b"two\n", STDOUT + "three ü"[:7].encode()[:-1]):
         output.show(piece)
     output.show(STDOUT + "ü\n".encode()[1:])
-    output.end()
+    output.end(bool)
 
     assert "one\ntwo\nthree ü\n" == stream.getvalue()
     assert not output.is_full
@@ -49,15 +55,14 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> io.StringIO:
 def output_in(cell: io.StringIO) -> ShownOutput:
     """The output of a call in *cell*."""
     with contextlib.redirect_stdout(cell):
-        return ShownOutput()
+        return begun()
 
 
 def test_output_that_a_cell_has_shown_leaves_no_file(cell: io.StringIO, tmp_path: Path) -> None:
     output = output_in(cell)
     output.show(STDOUT + b"short\n")
-    assert 1 == len(os.listdir(tmp_path))
-    output.end()
-    output.end()
+    output.end(bool)
+    output.end(bool)
 
     assert "short\n" == cell.getvalue()
     assert [] == os.listdir(tmp_path)
@@ -67,7 +72,7 @@ def test_a_cell_names_the_file_with_the_output_that_it_has_not_shown(cell: io.St
     output = output_in(cell)
     for number in range(9):
         output.show(STDOUT + b"line %d\n" % number)
-    output.end()
+    output.end(bool)
 
     [name] = os.listdir(tmp_path)
     assert "".join(f"line {number}\n" for number in range(9)) == (tmp_path / name).read_text()
@@ -78,7 +83,7 @@ def test_a_file_of_the_job_is_named_in_place_of_another_one(cell: io.StringIO, t
     output = output_in(cell)
     output.name_file("/shared/output")
     output.show(STDOUT + b"more than ten characters\n")
-    output.end()
+    output.end(bool)
 
     assert output.is_full and "/shared/output" in cell.getvalue()
     assert [] == os.listdir(tmp_path)
@@ -88,6 +93,6 @@ def test_a_full_disk_is_named_and_changes_nothing_else(cell: io.StringIO, monkey
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-folder")
     output = output_in(cell)
     output.show(STDOUT + b"more than ten characters\n")
-    output.end()
+    output.end(bool)
 
     assert "no file (No such file or directory)" in cell.getvalue()
