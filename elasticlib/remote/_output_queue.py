@@ -1,8 +1,8 @@
 """
 Output that waits for a stream, which may take none: a terminal that was stopped, a pager.
 
-Rules of this file: one thread writes, and may be held by the stream for ever. No other thread waits for it, except in
-`OutputQueue.end`, until its caller loses patience.
+Rules of this file: one thread writes, and the stream may block it without limit. No other thread waits for it, except
+in `OutputQueue.end`, until its caller loses patience.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The workers of a job of a batch system, as a client knows them by the reports of its nodes.
 
-Rules of this file: any thread may ask. Nothing is read before somebody asks, and nothing is written: the nodes, and
-other clients, do not see that one asks.
+Rules of this file: any thread may ask. Files are read only for a question, and none is written: nodes and other clients
+do not notice it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 
 class Stream:
-    """A stream that takes a piece whenever it is *open*."""
+    """A stream that takes pieces while it is *open*."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
