@@ -377,7 +377,7 @@ class Job:
 
         The output is stdout and stderr in their order. With ``LaunchConfig.logs_specs`` it is the file of
         stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file. With an engine it
-        asks the rank's machine, which answers while the job runs.
+        asks the rank's machine; after the end it returns the last 256 KiB, less if there are more than 256 ranks.
         """
         elsewhere = self._workers.elsewhere
         if elsewhere is not None:

@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.logs._console import Console as Console, console_sink as console_sink
     from elasticlib.logs._follow import (
         Follower as Follower,
+        end_of_text as end_of_text,
         last_line as last_line,
         shorten_file as shorten_file,
         text_of as text_of,
@@ -46,7 +47,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.logs._bar_text": "BarText",
         "elasticlib.logs._console": "Console console_sink",
-        "elasticlib.logs._follow": "Follower last_line shorten_file text_of",
+        "elasticlib.logs._follow": "Follower end_of_text last_line shorten_file text_of",
         "elasticlib.logs._layout": "DEFAULT_PREFIX PREFIX_VARIABLE destinations_of line_prefix",
         "elasticlib.logs._plugins": "load_logs_specs",
         "elasticlib.logs._specs": "DefaultLogsSpecs",

@@ -155,13 +155,19 @@ def _written_at(path: str) -> float:
 
 
 def _last_line(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        for line in reversed(without(file.read().decode("utf-8", "replace")).splitlines()):
+    with contextlib.suppress(OSError):
+        for line in reversed(end_of_text(path, _TAIL).splitlines()):
             if line.strip():
                 return line.strip()
     return ""
+
+
+def end_of_text(path: str, most: int) -> str:
+    """Return the last *most* bytes of the file as text; bytes that are not UTF-8 become U+FFFD. Raises OSError."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        return without(file.read().decode("utf-8", "replace"))
 
 
 # Files that become too long.

@@ -181,9 +181,10 @@ class _BatchWatch:
 
     def end(self) -> None:
         """End a job that this client has submitted, and does not wait for any more."""
-        self._workers.end()
         if not (self._submission.is_attached or self._has_ended or self._is_over()):
             self._cancel(self._grace)
+        # An interrupt of a client that has attached leaves the job.
+        self._workers.end(is_over=self._is_over() or not self._submission.is_attached)
 
     def _next(self, seconds: float) -> list[object]:
         inbox = self._job.inbox
@@ -354,7 +355,7 @@ class _BatchWatch:
 
         merged = merged_results(data for (restarts, _), data in self._packed.items() if restarts == self._restarts())
         self._job.note_engine({"state": "COMPLETED", "reason": ""})
-        self._workers.end()
+        self._workers.end(is_over=True)
         # A cell that has not shown all output names the file.
         if not self._submission.is_attached and not self._output.is_full:
             self._submission.remove()

@@ -35,7 +35,7 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
-from elasticlib.remote._node_reporter import NodeReporter, answer_later
+from elasticlib.remote._node_reporter import NodeReporter, answer_later, last_output
 from elasticlib.remote._node_reports import NodeReport, seconds_between_reports
 from elasticlib.remote._whole_lines import WholeLines
 from elasticlib.rendezvous import host_name
@@ -278,7 +278,7 @@ class _AgentProgram:
 
         self._node, self._has_served = None, True
         self._output.flush()
-        last = node.last_report() + frame(Kind.RESULT, node.outcome())
+        last = node.last_frames() + frame(Kind.RESULT, node.outcome())
         if self._stays:
             self._link.send_later(last)
         else:
@@ -382,9 +382,12 @@ class _Node:
         """Return the seconds within which the job ends after `stop`."""
         return 0.0 if self._job is None else self._grace + _END_SECONDS
 
-    def last_report(self) -> bytes:
-        """Return a frame with the last report on the workers; empty if they have not begun."""
-        return b"" if self._reporter is None else _framed(self._reporter.last())
+    def last_frames(self) -> bytes:
+        """Return frames with the last report on the workers and the end of their output; empty if there are none."""
+        if self._reporter is None or self._job is None:
+            return b""
+        output = last_output(self._job, self._world)
+        return _framed(self._reporter.last()) + frame(Kind.ANSWER, output.packed())
 
     def outcome(self) -> bytes:
         """Return the outcome of the node."""

@@ -10,10 +10,11 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from elasticlib.errors import StartError
+from elasticlib.errors import ConfigError, StartError
 from elasticlib.job import Job
+from elasticlib.logs import end_of_text
 from elasticlib.processes import start_thread
-from elasticlib.remote._node_reports import Answer, NodeReport, Question
+from elasticlib.remote._node_reports import LAST_OUTPUT, Answer, NodeReport, Question, kept_bytes
 
 
 class NodeReporter:
@@ -45,6 +46,17 @@ def answer_later(job: Job, data: bytes, send: Callable[[Answer], None]) -> None:
     question = Question.unpacked(data)
     with contextlib.suppress(StartError):
         start_thread(threading.Thread(target=lambda: send(_answer(job, question)), daemon=True))
+
+
+def last_output(job: Job, world: int) -> Answer:
+    """Return the end of the output of the workers of *job*, which has ended; *world*: ranks on all nodes."""
+    most = kept_bytes(world)
+    texts: dict[int, str] = {}
+    for each in job.status().ranks:
+        # Without files, or if they are removed meanwhile, the client has what it was shown.
+        with contextlib.suppress(ConfigError, OSError):
+            texts[each.rank] = "".join(end_of_text(file, most) for file in job.files(each.rank))[-most:]
+    return Answer(LAST_OUTPUT, texts)
 
 
 def _answer(job: Job, question: Question) -> Answer:

@@ -17,10 +17,19 @@ from elasticlib.job import JobCourse, JobStatus, RankStatus
 
 _STATES = ("stopping", "running", "starting", "waiting for ranks")
 """States of a node that runs; the first one that a node has is that of the job."""
+_RUNNING = ("starting", "running")
+"""States of a worker without an outcome."""
 _NODES_A_SECOND = 100
 """Reports that a client takes: of a thousand nodes each one reports every ten seconds."""
 _MOST_CHARACTERS = 8 * 2**20
 """Characters in one answer: a frame takes them, however JSON spells them."""
+
+
+LAST_OUTPUT = -1
+"""Number of the answer with the output that the client keeps after a node's end."""
+_MOST_KEPT_OF_RANK = 2**18
+_MOST_KEPT = 64 * 2**20
+"""Bytes of output that a client keeps after the ends of all nodes."""
 
 
 @frozen
@@ -43,6 +52,11 @@ class NodeReport:
     def is_news_after(self, other: NodeReport | None) -> bool:
         """Return True if it differs from *other* by more than the passing of time."""
         return other is None or _without_ages(self) != _without_ages(other)
+
+    def after_the_end(self) -> NodeReport:
+        """Return the report once the job has ended: a worker without an outcome was stopped."""
+        ranks = [evolve(each, state="stopped") if each.state in _RUNNING else each for each in self.ranks]
+        return evolve(self, ranks=tuple(ranks))
 
     def packed(self) -> bytes:
         """Return the report as bytes."""
@@ -67,6 +81,11 @@ def _metrics(given: Mapping[str, Any]) -> dict[str, float]:
 def seconds_between_reports(nodes: int, least: float = 0.5) -> float:
     """Return the seconds between two reports of a node, in a job of so many *nodes*; *least* of few nodes."""
     return max(least, nodes / _NODES_A_SECOND)
+
+
+def kept_bytes(world: int) -> int:
+    """Return the bytes of output that a client keeps of each rank of a job with *world* ranks."""
+    return min(_MOST_KEPT_OF_RANK, _MOST_KEPT // max(1, world))
 
 
 def course_of(reports: Collection[NodeReport]) -> JobCourse:
@@ -113,7 +132,7 @@ class Answer:
     """The answer of an agent."""
 
     number: int
-    """Number of the question."""
+    """Number of the question; `LAST_OUTPUT` for one that every agent sends at its node's end."""
     texts: Mapping[int, str] = field(factory=dict)
     """Stacks, or output, by global rank."""
     error: str = ""

@@ -40,10 +40,12 @@ class WorkersOfBatch:
                 self._reports, self._read_at = [], -math.inf
             self._restarts, self._is_pending = restarts, is_pending
 
-    def end(self) -> None:
-        """Read the last reports, before the folder is removed."""
+    def end(self, *, is_over: bool) -> None:
+        """Read the last reports, before the folder is removed; *is_over*: the job has no processes any more."""
         with self._lock:
             self._read()
+            if is_over:
+                self._reports = [each.after_the_end() for each in self._reports]
             self._read_at = math.inf
 
     # For any thread.

@@ -17,7 +17,7 @@ from elasticlib.engines import Kind, frame
 from elasticlib.errors import ConfigError
 from elasticlib.job import JobCourse, RankStatus
 from elasticlib.processes import wait_for_change
-from elasticlib.remote._node_reports import Answer, NodeReport, Question, course_of, ranks_of
+from elasticlib.remote._node_reports import LAST_OUTPUT, Answer, NodeReport, Question, course_of, ranks_of
 from elasticlib.stacks import number_ranges
 from elasticlib.workers import Inbox
 
@@ -51,6 +51,8 @@ class WorkersOfNodes:
         self._changed = threading.Condition()
         self._reports: dict[int, NodeReport] = {}
         """The last report of each node, by place."""
+        self._last_output: dict[int, Answer] = {}
+        """The end of the output of nodes that have ended, by place."""
         self._requests: dict[int, AgentRequest] = {}
         """Requests that wait for answers, by number."""
         self._numbers = count()
@@ -62,6 +64,7 @@ class WorkersOfNodes:
         """Note the end of the call: no agent answers any more."""
         with self._changed:
             self._has_ended = True
+            self._reports = {place: report.after_the_end() for place, report in self._reports.items()}
             for request in self._requests.values():
                 request.missing = set()
             self._changed.notify_all()
@@ -71,11 +74,15 @@ class WorkersOfNodes:
         report = NodeReport.unpacked(data)
         with self._changed:
             self._reports[place] = report
+            # A new agent reports from there.
+            self._last_output.pop(place, None)
 
     def note_answer(self, place: int, data: bytes) -> None:
         """Note an answer of the agent at *place*. Raises as `note_report`."""
         answer = Answer.unpacked(data)
         with self._changed:
+            if answer.number == LAST_OUTPUT:
+                self._last_output[place] = answer
             request = self._requests.get(answer.number)
             if request is not None and request.missing is not None:
                 request.answers[place] = answer
@@ -123,6 +130,10 @@ class WorkersOfNodes:
     def logs(self, rank: int) -> str:
         """Return the output of the worker of *rank*. Raises `ConfigError`, or `TimeoutError` without an answer."""
         place = self._place_of(rank)
+        ended = self._last_output.get(place)
+        if ended is not None and rank in ended.texts:
+            return ended.texts[rank]
+
         request = self._asked("logs", (place,), _LOGS_SECONDS, rank)
         answer = request.answers.get(place)
         if answer is None:

@@ -147,6 +147,7 @@ def train(folder):
     print(f"rank {rank} begins")
     progress(7, loss=rank)
     while not os.path.exists(f"{folder}/go"): time.sleep(0.02)
+    print(f"rank {rank} ends")
     return rank
 
 if __name__ == "__main__":
@@ -158,7 +159,7 @@ if __name__ == "__main__":
         seen += ["rank 1 begins" in job.logs(1)]
         open(f"{sys.argv[1]}/go", "w").close()
         job.result()
-        seen += [job.status().state, [each.state for each in job.status().ranks]]
+        seen += [job.status().state, [each.state for each in job.status().ranks], job.logs(1)]
     print("seen", json.dumps(seen))
 """
 
@@ -176,7 +177,8 @@ def test_status_stacks_and_output_of_all_nodes_are_the_clients(tmp_path: Path) -
     )
 
     [seen] = [line.removeprefix("seen ") for line in done.stdout.splitlines() if line.startswith("seen ")] or [""]
-    expected = ["running", [0.0, 1.0], [0, 1], [True, True], True, "succeeded", ["succeeded", "succeeded"]]
+    expected = ["running", [0.0, 1.0], [0, 1], [True, True], True]
+    expected += ["succeeded", ["succeeded", "succeeded"], "rank 1 begins\nrank 1 ends\n"]
     assert expected == json.loads(seen or "0"), done.stderr
 
 

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from elasticlib.engines import FrameReader, Kind
 from elasticlib.errors import ConfigError
 from elasticlib.job import Job, JobCourse, JobStatus, RankStatus
-from elasticlib.remote._node_reporter import NodeReporter, answer_later
-from elasticlib.remote._node_reports import Answer, NodeReport, Question, seconds_between_reports
+from elasticlib.remote._node_reporter import NodeReporter, answer_later, last_output
+from elasticlib.remote._node_reports import LAST_OUTPUT, Answer, NodeReport, Question, seconds_between_reports
 from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.workers import Inbox
 from tests.waiting import wait_until
@@ -224,15 +225,42 @@ def test_the_output_of_an_unknown_rank_is_refused_with_the_known_ones(workers: W
         workers.logs(7)
 
 
+def test_output_of_an_ended_node_is_kept_until_another_agent_reports(workers: WorkersOfNodes, inbox: Inbox) -> None:
+    workers.note_report(0, report(0).packed())
+    workers.note_answer(0, Answer(LAST_OUTPUT, {0: "its end\n"}).packed())
+    workers.note_loss(0, is_expected=True)
+    assert "its end\n" == workers.logs(0)
+
+    workers.note_report(0, report(0).packed())
+    found = asked(lambda: workers.logs(0))
+    [question] = sent(workers, inbox, [0]).values()
+    workers.note_answer(0, Answer(question.number, {0: "another one\n"}).packed())
+    assert "another one\n" == found.result(10.0)
+
+
+def test_output_of_nodes_is_kept_after_the_call(workers: WorkersOfNodes) -> None:
+    workers.note_report(0, report(0).packed())
+    workers.note_answer(0, Answer(LAST_OUTPUT, {0: "its end\n"}).packed())
+    workers.end()
+
+    assert "its end\n" == workers.logs(0)
+    assert ["stopped"] == [each.state for each in workers.ranks()]
+
+
 class RunningJob:
     """A job whose status changes at each look, and whose output is known."""
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, *paths: str) -> None:
+        self.looks, self.paths = 0, list(paths)
 
     def status(self) -> JobStatus:
         self.looks += 1
         return JobStatus("train", "running", "", 3.0, 0, 0, 1, (rank_status(0, step=self.looks),))
+
+    def files(self, rank: int) -> list[str]:
+        if rank:
+            raise ConfigError("no file")
+        return self.paths
 
     def logs(self, rank: int) -> str:
         if rank:
@@ -269,3 +297,18 @@ def test_a_question_is_answered_with_texts_or_the_reason(rank: int, answer: Answ
 @pytest.mark.parametrize(("nodes", "seconds"), [(1, 2.0), (200, 2.0), (1000, 10.0)])
 def test_many_nodes_report_less_often(nodes: int, seconds: float) -> None:
     assert seconds == seconds_between_reports(nodes, 2.0)
+
+
+@pytest.mark.parametrize(("world", "kept"), [(8, 2**18), (1024, 2**16)])
+def test_a_rank_of_many_leaves_less_output(tmp_path: Path, world: int, kept: int) -> None:
+    paths = [str(tmp_path / "round-0"), str(tmp_path / "round-1"), str(tmp_path / "gone")]
+    Path(paths[0]).write_text("first round\n" * 2**16)
+    Path(paths[1]).write_text("second round\n")
+
+    answer = last_output(cast(Job, RunningJob(*paths[:2])), world)
+    without = last_output(cast(Job, RunningJob(*paths)), world)
+
+    assert LAST_OUTPUT == answer.number
+    assert kept == len(answer.texts[0])
+    assert answer.texts[0].endswith("first round\nsecond round\n")
+    assert {} == without.texts

@@ -82,14 +82,15 @@ def test_last_report_of_a_node_that_was_lost_does_not_count(folder: BatchFolder)
     assert (worker(1),) == begun(folder).ranks()
 
 
-def test_reports_stay_after_the_folder_is_removed(folder: BatchFolder) -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_reports_stay_after_the_folder_is_removed(folder: BatchFolder, is_over: bool) -> None:
     put(folder, 0, report(0))
     workers = begun(folder)
-    workers.end()
+    workers.end(is_over=is_over)
     os.unlink(folder.file(report_name(0, 0)))
-    workers.end()
+    workers.end(is_over=is_over)
 
-    assert (worker(0),) == workers.ranks()
+    assert (evolve(worker(0), state="stopped" if is_over else "running"),) == workers.ranks()
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 40, b"[]", b'{"ranks": []}', b'{"ranks": 3}', evolve(report(0)).packed()])
