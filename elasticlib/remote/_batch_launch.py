@@ -79,14 +79,12 @@ class BatchLaunch:
 
     def __call__(self, job: Job) -> Results:
         """Run the job to its end, and return the results of all ranks."""
-        with HandledSignals(self.signums, job.inbox):
+        with HandledSignals(self.signums, job.inbox), contextlib.ExitStack() as stack:
             self._output.begin()
+            stack.callback(self._output.end, job.inbox.drain)
             watch = _BatchWatch(self._begin(), job, self.grace, self._output)
-            try:
-                return watch.to_its_end()
-            finally:
-                watch.end()
-                self._output.end(job.inbox.drain)
+            stack.callback(watch.end)
+            return watch.to_its_end()
 
 
 def batch_launch(
@@ -357,6 +355,7 @@ class _BatchWatch:
         self._job.note_engine({"state": "COMPLETED", "reason": ""})
         self._workers.end(is_over=True)
         # A cell that has not shown all output names the file.
+        self._output.end(self._job.inbox.drain)
         if not self._submission.is_attached and not self._output.is_full:
             self._submission.remove()
         return merged

@@ -127,6 +127,8 @@ class _WholeOutput:
     def end(self, *, is_kept: bool) -> None:
         """Close the file, and remove it unless it *is_kept*."""
         file, self._file = self._file, None
+        # A stream that takes nothing may hold the writer's thread beyond the end.
+        self._why_not = self._why_not or "the call has ended"
         if file is None:
             return
         with contextlib.suppress(OSError):
