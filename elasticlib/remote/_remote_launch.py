@@ -69,6 +69,17 @@ _NOT_SET = {"rdzv_endpoint": "", "node_rank": None, "local_addr": None, "rdzv_ba
 """Settings that an engine gives, with their defaults."""
 
 
+@frozen
+class _Plan:
+    """The checked parts of a call."""
+
+    title: str
+    engine: Engine
+    rules: CallRules
+    config: LaunchConfig
+    command: AgentCommand
+
+
 class RemoteLaunch:
     """A checked launch on the machines of an engine, which can run once."""
 
@@ -90,14 +101,12 @@ class RemoteLaunch:
     ) -> None:
         self.title, self.grace = title, grace
         self.signums = parse_signals(config.signals_to_handle)
-        self._engine, self._raise_as = engine, config.raise_as
+        config = evolve(config, shutdown_timeout=grace)
+        rules = CallRules(engine.nodes, least_nodes(config, engine, has_token=bool(engine.token)))
+        packed = pack_call(config, entrypoint, args, kwargs)
+        self._plan = _Plan(title, engine, rules, config, AgentCommand(_AGENT, frame(Kind.CALL, packed)))
         self._output = ShownOutput()
         self._output.watch(title, shown_ranks(config), is_started=is_started)
-        self._config = evolve(config, shutdown_timeout=grace)
-        min_nodes = least_nodes(config, engine, has_token=bool(engine.token))
-        self._rules = CallRules(engine.nodes, min_nodes)
-        packed = pack_call(self._config, entrypoint, args, kwargs)
-        self._command = AgentCommand(_AGENT, frame(Kind.CALL, packed))
 
     def abandon(self) -> None:
         """Release nothing: no agent was started."""
@@ -110,9 +119,7 @@ class RemoteLaunch:
             job.attach_elsewhere(workers)
             self._output.begin()
             stack.callback(self._output.end, job.inbox.drain)
-            run = _Run(
-                self._engine, self._command, self._rules, self._config, self.title, job.inbox, workers, self._output
-            )
+            run = _Run(self._plan, job.inbox, workers, self._output)
             stack.callback(run.close)
             return run.to_its_end(self.grace)
 
@@ -193,19 +200,8 @@ class _Events:
 class _Run:
     """One run of a call: the placements, and what their agents have sent."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        command: AgentCommand,
-        rules: CallRules,
-        config: LaunchConfig,
-        title: str,
-        inbox: Inbox,
-        workers: WorkersOfNodes,
-        output: ShownOutput,
-    ) -> None:
-        self._engine, self._command, self._rules, self._config = engine, command, rules, config
-        self._title, self._inbox, self._workers, self._output = title, inbox, workers, output
+    def __init__(self, plan: _Plan, inbox: Inbox, workers: WorkersOfNodes, output: ShownOutput) -> None:
+        self._plan, self._inbox, self._workers, self._output = plan, inbox, workers, output
         self._results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
@@ -216,21 +212,22 @@ class _Run:
         self._has_begun = False
         self._place_all()
         # An engine that hosts the rendezvous has its endpoint by now.
-        self._supervisor = Supervisor(evolve(rules, endpoint=engine.endpoint), monotonic())
+        self._supervisor = Supervisor(evolve(plan.rules, endpoint=plan.engine.endpoint), monotonic())
 
     # The life of a placement.
 
     def _place_all(self) -> None:
+        plan, rules = self._plan, self._plan.rules
         self._settings = JobSettings(
             endpoint="",
             is_host=False,
-            run_id=f"{self._config.run_id or self._title}-{secrets.token_hex(4)}",
-            token=self._engine.token or self._config.token or secrets.token_hex(16),
-            min_nodes=self._rules.min_nodes,
-            max_nodes=self._rules.agents,
+            run_id=f"{plan.config.run_id or plan.title}-{secrets.token_hex(4)}",
+            token=plan.engine.token or plan.config.token or secrets.token_hex(16),
+            min_nodes=rules.min_nodes,
+            max_nodes=rules.agents,
         )
-        self._placement = self._engine.place(self._rules.agents, self._command)
-        self._living = dict.fromkeys(range(self._rules.agents), 0)
+        self._placement = plan.engine.place(rules.agents, plan.command)
+        self._living = dict.fromkeys(range(rules.agents), 0)
         self._events = _Events(self._placement, self._inbox)
 
     def close(self) -> None:
@@ -293,7 +290,7 @@ class _Run:
         match item:
             case int():
                 self._stop_soon(grace)
-                raise interruption(item, f"it ran job {self._title!r} on {self._engine!r}")
+                raise interruption(item, f"it ran job {self._plan.title!r} on {self._plan.engine!r}")
             case StopRequest(why, own_grace):
                 self._stop_soon(grace if own_grace is None else own_grace)
                 raise SignalException(why, signal.SIGTERM)
@@ -420,10 +417,10 @@ class _Run:
         if decision.place is None:
             raise StartError(decision.why)
 
-        error = error_of_place(self._results, decision.place, self._config.raise_as)
+        error = error_of_place(self._results, decision.place, self._plan.config.raise_as)
         raise error from error.__cause__
 
     def _may_have_workers(self) -> bool:
         """Return True if enough nodes have begun for a round."""
         begun = [place for place in self._supervisor.places if place.has_been_ready]
-        return len(begun) >= self._rules.min_nodes
+        return len(begun) >= self._plan.rules.min_nodes
