@@ -689,9 +689,11 @@ class Processes:
         if client is None or not client.started:
             return False
         ranks = [rank for rank in range(self._count) if rank not in spared]
-        client.pass_on(signum, ranks)
         running = self.round.running()
-        return any(catches(running[rank], signum) for rank in ranks if rank in running)
+        # Before the signal: a worker may handle it and end before this process goes on.
+        is_handled = any(catches(running[rank], signum) for rank in ranks if rank in running)
+        client.pass_on(signum, ranks)
+        return is_handled
 
     @property
     def stop_board(self) -> StopBoard | None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -557,3 +558,29 @@ def test_a_close_that_was_cut_off_ends_waits_all_the_same(make: Make, monkeypatc
 
     assert result is not None and list(result.failures) == [0, 1]
     assert context not in _context._running
+
+
+def test_a_worker_that_ends_at_once_has_handled_the_signal() -> None:
+    """It may save and end before the launcher goes on."""
+
+    class Client:
+        started = True
+
+        def __init__(self) -> None:
+            self.signals: list[int] = []
+
+        def pass_on(self, signum: int, ranks: list[int]) -> None:
+            self.signals.append(signum)
+
+    client = Client()
+    launched: Any = SimpleNamespace(
+        _supervisor=SimpleNamespace(client=client),
+        _count=1,
+        round=SimpleNamespace(running=lambda: {} if client.signals else {0: os.getpid()}),
+    )
+    former = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        assert Processes.pass_on(launched, signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+    assert [signal.SIGUSR2] == client.signals
