@@ -7,6 +7,7 @@ Rules of this file: all is checked before Slurm gets the job, also the command t
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from elasticlib.cli._parser import PROG, Parser, about_option
 from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
 from elasticlib.errors import ConfigError
 
+_log = logging.getLogger("elasticlib")
 _ENGINES = ("slurm",)
 
 
@@ -39,7 +41,20 @@ def main(args: Sequence[str]) -> None:
     _check_range(launched.nnodes, options.nodes)
     lines = options.lines(os.path.basename(launched.training_script))
     text = batch_script(lines, options.nodes, [*_launcher(), *given.command], options.lines_of_step())
-    print(text.rstrip() if given.print else _submitted(text, lines), flush=True)
+    if given.print:
+        print(text.rstrip(), flush=True)
+        return
+
+    script = launched.training_script
+    # No error: the nodes may run in a container that has it.
+    if _is_file_name(launched) and not os.path.exists(script):
+        _log.warning("%s does not exist on this machine: the nodes must have it, in %s", script, os.getcwd())
+    print(_submitted(text, lines), flush=True)
+
+
+def _is_file_name(launched: argparse.Namespace) -> bool:
+    """Return True if the script is given as a file, and not as a module or a program."""
+    return bool(launched.run_path or not (launched.module or launched.no_python))
 
 
 def _check_range(nnodes: str, nodes: int) -> None:

@@ -78,3 +78,21 @@ def test_more_nodes_than_the_job_has_are_refused() -> None:
 def test_wrong_usage_exits_with_2(args: Sequence[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         _submit.main(args)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_warned"), [(["no-such.py"], True), ([__file__], False), (["-m", "no.such"], False)]
+)
+def test_a_script_that_this_machine_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    command: list[str],
+    is_warned: bool,
+) -> None:
+    monkeypatch.setattr(_submit, "check_nodes", lambda nodes, partition: None)
+    monkeypatch.setattr(_submit, "submit_script", lambda path, options, environ: "42")
+    _submit.main(["--nodes", "2", "--", *command])
+
+    assert "42\n" == capsys.readouterr().out
+    assert is_warned == ("no-such.py does not exist on this machine: the nodes must have it, in /" in caplog.text)
