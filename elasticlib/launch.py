@@ -201,7 +201,8 @@ class CheckedLaunch:
     A checked launch, which can run once.
 
     *is_started*: it runs in the background of the program. *follows_callers*: its output goes through
-    ``sys.stdout``, which later callers may replace.
+    ``sys.stdout``, which later callers may replace. *cell_shows_errors*: a notebook on another machine shows the
+    exceptions of workers.
     """
 
     outlives_program = False
@@ -217,6 +218,7 @@ class CheckedLaunch:
         title: str = "",
         *,
         follows_callers: bool = False,
+        cell_shows_errors: bool = False,
     ) -> None:
         check_health_check_server(health_check_server)
         self._health_check_server = health_check_server
@@ -229,7 +231,7 @@ class CheckedLaunch:
                 until_run.callback(stop_health_check, health_check_server, records.log)
 
             self._config = config = _with_all_nodes(as_launch_config(config))
-            self._follows_callers = follows_callers
+            self._follows_callers, self._cell_shows_errors = follows_callers, cell_shows_errors
             self._choose_output(is_started)
             self._metric_handler = _check(config, self._logs)
             self._is_pool = bool(title)
@@ -271,6 +273,9 @@ class CheckedLaunch:
         """Check the call; the workers get the variables *shown*, which name their GPUs."""
         config = self._config
         prepared = prepare_workers(self._spec, config.start_method, config.signals_to_handle, shown)
+        if self._cell_shows_errors:
+            job = shown_by_caller(prepared.job, errors=True, display_key="", ranks=())
+            return evolve(prepared, job=job)
         is_in_notebook = ipython_shell() is not None
         if not is_in_notebook and not self._follows_callers:
             return prepared
@@ -364,7 +369,7 @@ class CheckedLaunch:
                     metric_handler=self._metric_handler,
                     prepared=self._prepared,
                     console=self.console,
-                    repeats_errors=ipython_shell() is None,
+                    repeats_errors=not self._cell_shows_errors and ipython_shell() is None,
                     inbox=job.inbox,
                     end_notice=self._end_notice,
                     interrupt_shows_stacks=self.console is None,

@@ -175,6 +175,8 @@ class JobSettings:
     token: str
     min_nodes: int
     max_nodes: int
+    cell_shows_errors: bool = False
+    """True if the client's notebook shows the exceptions of workers, so that workers do not print them."""
 
     def packed(self) -> bytes:
         """Return the settings as JSON."""

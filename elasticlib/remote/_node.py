@@ -222,6 +222,9 @@ class _AgentProgram:
     def run(self) -> None:
         """Serve the client until it is gone, or has the last outcome."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        # Ctrl-C in the client's terminal may reach its process group, but only the client decides what it means. A
+        # handler, since the programs of workers would inherit that the signal is ignored.
+        signal.signal(signal.SIGINT, lambda *_: None)
         self._link.send(MAGIC)
         while self._stays or not self._has_served:
             frames = self._link.wait(self._ended)
@@ -341,7 +344,15 @@ class _Node:
         call = self._call
         settings = JobSettings.unpacked(data)
         config = _config_of(call, settings, self._machine)
-        launch = CheckedLaunch(config, call.entrypoint, call.args, None, call.kwargs, True)
+        launch = CheckedLaunch(
+            config,
+            call.entrypoint,
+            call.args,
+            None,
+            call.kwargs,
+            is_started=True,
+            cell_shows_errors=settings.cell_shows_errors,
+        )
         job = Job(launch, listener=self._listen)
         job.when_done(self._on_end)
         self._job, self._grace = job.begin(), launch.grace

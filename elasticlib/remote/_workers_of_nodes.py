@@ -129,6 +129,9 @@ class WorkersOfNodes:
 
     def logs(self, rank: int) -> str:
         """Return the output of the worker of *rank*. Raises `ConfigError`, or `TimeoutError` without an answer."""
+        if not self.ranks() and not self._has_ended:
+            # The workers have not begun.
+            return ""
         place = self._place_of(rank)
         ended = self._last_output.get(place)
         if ended is not None and rank in ended.texts:

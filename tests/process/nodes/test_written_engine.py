@@ -262,6 +262,47 @@ def test_interrupts_end_a_call_whose_console_takes_no_output(tmp_path: Path) -> 
     assert not tree.left_after(5.0, (), tmp_path)
 
 
+SAVER = """
+import os, sys, time
+from elasticlib import LaunchConfig, elastic_launch, should_stop
+from local import Local
+
+def train(folder):
+    while not should_stop():
+        open(f"{folder}/step.{os.environ['RANK']}", "w").close()
+        time.sleep(0.02)
+    open(f"{folder}/saved.{os.environ['RANK']}", "w").close()
+
+if __name__ == "__main__":
+    elastic_launch(LaunchConfig(nproc_per_node=1), train, on=Local(nodes=2))(sys.argv[1])
+"""
+
+
+def test_an_interrupt_of_the_terminal_lets_the_ranks_save(tmp_path: Path) -> None:
+    """It reaches the agents, too: they are in the client's process group."""
+    (tmp_path / "local.py").write_text(file_of_page())
+    (tmp_path / "client.py").write_text(SAVER)
+    client = subprocess.Popen(
+        [sys.executable, "client.py", str(tmp_path)],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("step.*"))) == 2, LIMIT)
+        os.killpg(client.pid, signal.SIGINT)
+        _, stderr = client.communicate(timeout=LIMIT)
+    finally:
+        client.kill()
+        client.communicate()
+
+    assert 2 == len(list(tmp_path.glob("saved.*"))), stderr
+    assert stderr.count("Traceback") == 1, stderr
+    assert not tree.left_after(5.0, (), tmp_path)
+
+
 NOTEBOOK = """
 import os, re, sys
 from pathlib import Path
@@ -283,7 +324,7 @@ def shown_in_cells(folder: Path, *cells: str) -> list[str]:
     (folder / "local.py").write_text(file_of_page())
     texts = [printed(cell.outputs) for cell in executed(NOTEBOOK, *cells, folder=folder)[1:]]
     # On a busy machine the launcher has lines of its own.
-    return [re.sub(r"^(?!line|last).*\n", "", text, flags=re.MULTILINE) for text in texts]
+    return [re.sub(r"^.* has waited 5 s .*\n", "", text, flags=re.MULTILINE) for text in texts]
 
 
 def test_a_cell_shows_rank_0_of_all_nodes_or_the_ranks_of_show(tmp_path: Path) -> None:
@@ -312,3 +353,14 @@ def test_a_cell_shows_the_ends_of_a_flood_and_names_the_file_with_all(tmp_path: 
     lines = [line for line in Path(path).read_text().splitlines() if line.startswith(("line", "last"))]
     assert [*(f"line {number} of 0" for number in range(50_000)), "last of 0"] == lines
     os.unlink(path)
+
+
+def test_a_cell_shows_the_error_of_a_rank_once(tmp_path: Path) -> None:
+    cell = (
+        "def fails(): return 1 / int(os.environ['RANK'])\n"
+        "try: elastic_launch(LaunchConfig(nproc_per_node=1), fails, on=Local(nodes=2))()\n"
+        "except ZeroDivisionError: print('raised')"
+    )
+    [shown] = shown_in_cells(tmp_path, cell)
+
+    assert "raised" in shown and "ZeroDivisionError" not in shown

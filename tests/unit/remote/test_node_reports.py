@@ -238,6 +238,10 @@ def test_output_of_an_ended_node_is_kept_until_another_agent_reports(workers: Wo
     assert "another one\n" == found.result(10.0)
 
 
+def test_workers_that_have_not_begun_have_no_output(workers: WorkersOfNodes) -> None:
+    assert "" == workers.logs(1)
+
+
 def test_output_of_nodes_is_kept_after_the_call(workers: WorkersOfNodes) -> None:
     workers.note_report(0, report(0).packed())
     workers.note_answer(0, Answer(LAST_OUTPUT, {0: "its end\n"}).packed())
