@@ -72,7 +72,7 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
     """Return the call as bytes. Raises `PicklingError`."""
     head = {
         "versions": versions(),
-        "folder": os.getcwd(),
+        "folder": _present_folder(),
         "search_path": _folder_of_program(),
         "argv": sys.argv,
     }
@@ -91,6 +91,14 @@ def pack_call(config: LaunchConfig, entrypoint: Entrypoint, args: Sequence[Any],
             f"{LARGEST >> 20} MB can be sent to other machines: send a path"
         )
     return packed
+
+
+def _present_folder() -> str:
+    """Return the working directory; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _folder_of_program() -> str:
@@ -131,10 +139,11 @@ def unpack_call(packed: bytes) -> Call:
     sys.argv = [str(argument) for argument in head["argv"]]
     try:
         return Call(*cloudpickle.loads(body))
-    except ImportError as error:
+    # Whatever an argument's own code raises: the client would see an error without a place.
+    except Exception as error:
         raise ConfigError(
-            f"the call cannot be unpacked on {platform.node()}: {error}; install the module there, or move what the "
-            "call needs into the program's script"
+            f"the call cannot be unpacked on {platform.node()}: {str(error) or type(error).__name__}; install the same "
+            "modules there, or move what the call needs into the program's script"
         ) from error
 
 
@@ -228,9 +237,11 @@ _KINDS: tuple[tuple[type[BaseException], OutcomeKind], ...] = (
 """By class of the error of a node; another error would be the same at another try."""
 
 
-def pack_error(error: BaseException, world: int) -> bytes:
-    """Return the outcome of a node that raised *error*."""
+def pack_error(error: BaseException, world: int, *, ends_call: bool = False) -> bytes:
+    """Return the outcome of a node that raised *error*; *ends_call*: another try would end in the same way."""
     kind = next((kind for each, kind in _KINDS if isinstance(error, each)), OutcomeKind.ERROR)
+    if ends_call:
+        kind = OutcomeKind.ERROR
     failures: dict[int, ProcessFailure] = {}
     title, cause = "", error
     if isinstance(error, ChildFailedError):
@@ -286,10 +297,15 @@ def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseExcep
 
     failures = dict(own.failures)
     for other in found:
-        failures = {**other.failures, **failures}
+        failures |= {rank: each for rank, each in other.failures.items() if _knows_more(each, failures.get(rank))}
     error = ChildFailedError(own.title, dict(sorted(failures.items())))
     error._elastic_ranks = outcome.world
     return combined_error(error, own.cause, raise_as)
+
+
+def _knows_more(failure: ProcessFailure, other: ProcessFailure | None) -> bool:
+    """Return True for the failure of a worker's own node, which has its last lines, beside that of another node."""
+    return other is None or bool(failure.log_tail and not other.log_tail)
 
 
 def _of_all_nodes(error: BaseException, others: Sequence[BaseException | None]) -> BaseException:

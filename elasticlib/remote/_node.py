@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -26,7 +27,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from elasticlib import records
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._untrusted import parse, seconds
 from elasticlib.engines import MAGIC, FrameReader, Kind, frame
 from elasticlib.errors import SignalException
@@ -311,6 +312,8 @@ class _Node:
         """True once the client has stopped the call, or is gone."""
         self._grace = 0.0
         """Seconds that the workers get from a stop to SIGKILL."""
+        self._end_time = math.inf
+        """Unix time at which the job's time ends."""
 
     def is_over(self) -> bool:
         """Return True if the job has ended, or could not be started."""
@@ -356,6 +359,7 @@ class _Node:
         job = Job(launch, listener=self._listen)
         job.when_done(self._on_end)
         self._job, self._grace = job.begin(), launch.grace
+        self._end_time = math.inf if config.end_time is None else config.end_time
         seconds = seconds_between_reports(settings.max_nodes)
         self._reporter = NodeReporter(job, lambda report: self._send(_framed(report)), seconds)
         if self._notice:
@@ -409,7 +413,11 @@ class _Node:
             results = self._job.result()
             return pack_results(results, results.places, self._world)
         except BaseException as error:
-            return pack_error(error, self._world)
+            return pack_error(error, self._world, ends_call=self._has_no_time(error))
+
+    def _has_no_time(self, error: BaseException) -> bool:
+        """Return True if the end of the job's time has stopped the workers: another agent would not have more."""
+        return isinstance(error, SignalException) and wall_time() >= self._end_time - self._grace
 
 
 def _framed(report: NodeReport) -> bytes:

@@ -263,8 +263,8 @@ def test_interrupts_end_a_call_whose_console_takes_no_output(tmp_path: Path) -> 
 
 
 SAVER = """
-import os, sys, time
-from elasticlib import LaunchConfig, elastic_launch, should_stop
+import json, os, sys, time
+from elasticlib import LaunchConfig, PreemptedError, elastic_launch, should_stop
 from local import Local
 
 def train(folder):
@@ -272,9 +272,16 @@ def train(folder):
         open(f"{folder}/step.{os.environ['RANK']}", "w").close()
         time.sleep(0.02)
     open(f"{folder}/saved.{os.environ['RANK']}", "w").close()
+    return int(os.environ["RANK"])
 
 if __name__ == "__main__":
-    elastic_launch(LaunchConfig(nproc_per_node=1), train, on=Local(nodes=2))(sys.argv[1])
+    folder, *seconds = sys.argv[1:]
+    end_time = time.time() + float(seconds[0]) if seconds else None
+    config = LaunchConfig(nproc_per_node=1, end_time=end_time, shutdown_timeout=5)
+    try:
+        elastic_launch(config, train, on=Local(nodes=2))(folder)
+    except PreemptedError as error:
+        print(json.dumps(error.results))
 """
 
 
@@ -301,6 +308,23 @@ def test_an_interrupt_of_the_terminal_lets_the_ranks_save(tmp_path: Path) -> Non
     assert 2 == len(list(tmp_path.glob("saved.*"))), stderr
     assert stderr.count("Traceback") == 1, stderr
     assert not tree.left_after(5.0, (), tmp_path)
+
+
+def test_the_end_of_the_jobs_time_ends_the_call_with_all_results(tmp_path: Path) -> None:
+    """Other agents would have no more time."""
+    (tmp_path / "local.py").write_text(file_of_page())
+    (tmp_path / "client.py").write_text(SAVER)
+    done = subprocess.run(
+        [sys.executable, "client.py", str(tmp_path), "25"],
+        cwd=tmp_path,
+        env=variables(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+    assert '{"0": 0, "1": 1}\n' == done.stdout, done.stderr
+    assert "start again" not in done.stderr
 
 
 NOTEBOOK = """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,32 @@ def test_other_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch, pac
         _call.unpack_call(packed)
 
 
+class Bound:
+    """An object that only the client can make."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return only_on_the_client, ()
+
+
+def only_on_the_client() -> None:
+    raise AttributeError("no attribute x")
+
+
+def test_call_that_cannot_be_unpacked_names_the_machine() -> None:
+    packed = _call.pack_call(LaunchConfig(), train, (Bound(),), {})
+
+    with pytest.raises(ConfigError, match=f"cannot be unpacked on {platform.node()}: no attribute x; install"):
+        _call.unpack_call(packed)
+
+
+def test_call_from_a_folder_that_was_removed_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert train is _call.unpack_call(_call.pack_call(LaunchConfig(), train, (), {})).entrypoint
+
+
 def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(PicklingError, match="argument"):
         _call.pack_call(LaunchConfig(), train, ((each for each in ()),), {})
@@ -106,6 +134,18 @@ def preempted(**results: int) -> bytes:
     """Return the outcome of a node whose ranks have returned after a notice, by rank ``r0``, ``r1``, ..."""
     values = {int(rank[1:]): value for rank, value in results.items()}
     return _call.pack_error(PreemptedError("the node ends", signal.SIGTERM, values), 4)
+
+
+def test_failure_is_that_of_the_node_where_the_rank_ran() -> None:
+    """Others know it from the coordinator, without the worker's last lines."""
+    own = failed(1)
+    own.failures[1].log_tail, own.failures[1].host = ("its last line",), "m2"
+    packed = [_call.pack_error(failed(1), 2), _call.pack_error(own, 2)]
+
+    for order in (packed, packed[::-1]):
+        raised = _call.error_of(order[0], order[1:], "both")
+        assert isinstance(raised, ChildFailedError)
+        assert (("its last line",), "m2") == (raised.failures[1].log_tail, raised.failures[1].host)
 
 
 def test_preempted_call_has_the_results_of_all_nodes() -> None:
