@@ -54,10 +54,10 @@ class Farewell:
             return self
         return type(self)({node: each for node, each in self._saving.items() if node != report.node})
 
-    def heard(self, counts: Mapping[str, int], now: float, timeout: float) -> Self:
+    def after_heartbeats(self, counts: Mapping[str, int], now: float, timeout: float) -> Self:
         """Return the nodes that are left after their heartbeats were read; silent ones are dropped."""
-        heard = {node: _after(each, counts.get(each.mailbox), now) for node, each in self._saving.items()}
-        return type(self)({node: each for node, each in heard.items() if now < each.since + timeout})
+        saving = {node: _after(each, counts.get(each.mailbox), now) for node, each in self._saving.items()}
+        return type(self)({node: each for node, each in saving.items() if now < each.since + timeout})
 
 
 def _has_ended(report: Report) -> bool:

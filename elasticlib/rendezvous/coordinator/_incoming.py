@@ -57,13 +57,18 @@ class HeartbeatLooks:
         """Return the looks of a term that begins; *heartbeat* is the heartbeat time in seconds."""
         return cls(heartbeat * INTERVAL, due_at=now, last=now)
 
+    @property
+    def has_heartbeats(self) -> bool:
+        """True if the nodes of this job send heartbeats."""
+        return self.interval > 0
+
     def is_due(self, now: float) -> bool:
         """Return whether it is time for the next look."""
-        return self.interval > 0 and now >= self.due_at
+        return self.has_heartbeats and now >= self.due_at
 
     def next_at(self) -> float | None:
         """Return the time of the next look; None without heartbeats."""
-        return self.due_at if self.interval else None
+        return self.due_at if self.has_heartbeats else None
 
     def at(self, here: Mapping[str, str], lost: Mapping[str, str]) -> Self:
         """Begin a look at the mailboxes of the nodes that are *here*, and of the *lost* ones."""
@@ -103,16 +108,16 @@ class Incoming:
     """By mailbox."""
     _hidden: set[str] = Factory(set)
     """Mailboxes where no heartbeat could be read the last time."""
-    _said: dict[str, tuple[int, float]] = Factory(dict)
+    _missing: dict[str, tuple[int, float]] = Factory(dict)
     """
-    The number of a message that a node reports and that has not arrived, by node, and since when
-    that is known.
+    The number of a message that a node has seen in the store and that has not arrived, by node, and
+    since when that is known.
     """
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        latest, hidden, said = dict(self._latest), set(self._hidden), dict(self._said)
-        return type(self)(self.run_id, self.key, self._refusals, latest, hidden, said)
+        latest, hidden, missing = dict(self._latest), set(self._hidden), dict(self._missing)
+        return type(self)(self.run_id, self.key, self._refusals, latest, hidden, missing)
 
     def envelope(self, data: bytes, nonce: str, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
         """Return the message in *data*, if there is one; *nonce* is that of this beginning of the job."""
@@ -140,9 +145,9 @@ class Incoming:
             return None, ()
 
         place = key_place(self.run_id, nonce, heartbeat_key(mailbox))
-        heartbeat, said = self._decode(NodeHeartbeat, "heartbeat", data, place, now)
+        heartbeat, log = self._decode(NodeHeartbeat, "heartbeat", data, place, now)
         if heartbeat is None:
-            return None, said
+            return None, log
 
         self._hidden.discard(mailbox)
 
@@ -150,7 +155,7 @@ class Incoming:
         known = self._latest.get(mailbox)
         if known is None or heartbeat.count >= known.count:
             self._latest[mailbox] = heartbeat
-        return self._latest[mailbox], said
+        return self._latest[mailbox], log
 
     def counts(self, mailboxes: Collection[str]) -> dict[str, int]:
         """Return the count of each heartbeat that can be read now; forget those of other mailboxes."""
@@ -158,21 +163,27 @@ class Incoming:
         self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
         return {each: heartbeat.count for each, heartbeat in self._latest.items() if each not in self._hidden}
 
-    def removed(self, node: str, said: int, heard: int, now: float, timeout: float) -> int | None:
-        """Return the number of a message that was removed from the store unread; None if none was."""
-        if said <= heard:
-            self._said.pop(node, None)
+    def removed(self, node: str, posted: int, received: int, now: float, timeout: float) -> int | None:
+        """
+        Return the number of a message that was removed from the store unread; None if none was.
+
+        *posted*: the last message that the node saw in the store; *received*: the last one that arrived.
+        """
+        if posted <= received:
+            self._missing.pop(node, None)
             return None
+
         # A message may be on its way: it is missing once the time for that is over.
-        number, since = self._said.setdefault(node, (said, now))
-        if number <= heard:
-            del self._said[node]
+        number, since = self._missing.setdefault(node, (posted, now))
+        if number <= received:
+            del self._missing[node]
             return None
+
         return number if now > since + timeout else None
 
     def retain(self, nodes: Collection[str]) -> None:
         """Forget the messages of all other nodes."""
-        self._said = {node: it for node, it in self._said.items() if node in nodes}
+        self._missing = {node: it for node, it in self._missing.items() if node in nodes}
 
     def _decode(
         self, kind: type[_Kind], name: str, data: bytes, place: Place, now: float
@@ -186,5 +197,5 @@ class Incoming:
         return message, ()
 
     def _refuse(self, name: str, why: object, now: float) -> tuple[Log, ...]:
-        self._refusals, said = refuse(self._refusals, name, why, now)
-        return said
+        self._refusals, log = refuse(self._refusals, name, why, now)
+        return log

@@ -130,7 +130,7 @@ class Server:
         """Return the server after *event*, and the actions in order; *now* never goes back."""
         after, out = self._copy(), list[events.Action]()
         if not self.stopped:
-            after._hear(event, now, out)
+            after._handle(event, now, out)
         return after, tuple(out)
 
     def is_over(self) -> bool:
@@ -143,7 +143,7 @@ class Server:
         after._incoming = self._incoming.copy()
         return after
 
-    def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
+    def _handle(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         match event:
             case events.Loaded():
                 self._take_over(event, now, out)
@@ -153,7 +153,7 @@ class Server:
                 self._receives = False
                 self._turn(entries, now, out)
             case events.HeartbeatsFetched(found):
-                self._listen(found, now, out)
+                self._take_heartbeats(found, now, out)
                 self._conclude(now, out)
             case events.Abandon():
                 self._abandon = event
@@ -222,7 +222,7 @@ class Server:
         self._follow(self.logic.abandon(self.state, request.why, request.kind), now, out)
 
     def _lose_ended(self, now: float, out: list[events.Action]) -> None:
-        """Remove the nodes that have ended, once what they said before is known."""
+        """Remove the nodes that have ended, once their last messages are known."""
         ended, self._ended, self._ended_meanwhile = self._ended, self._ended_meanwhile, ()
         for presence in ended:
             # It may have left before, or its next launcher may have joined.
@@ -231,14 +231,17 @@ class Server:
                 self._take(number, messages.Leave(presence.node, ENDED, lost=True), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
-        here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
-        # Those that were given up, too: one that is heard again must learn it.
-        self._looks = self._looks.at(here, self.logic.given_up(self.state))
+        # Nodes that were given up, too: one that sends heartbeats again must learn it.
+        self._looks = self._looks.at(self._expected_mailboxes(), self.logic.given_up(self.state))
         out.append(Read(tuple(exchange.heartbeat_key(mailbox) for _, mailbox in self._looks.reads)))
+
+    def _expected_mailboxes(self) -> Mapping[str, str]:
+        """Return the nodes whose heartbeats are expected: those in the job, and those that must read its end."""
+        return {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
 
     def _conclude(self, now: float, out: list[events.Action]) -> None:
         self._commit(now, out)
-        if self._looks.interval and self._greets:
+        if self._looks.has_heartbeats and self._greets:
             self._greet(now, out)
         if self._posted:
             out.append(Discard(self._posted))
@@ -308,31 +311,50 @@ class Server:
         if not entry.data:
             return
 
-        envelope, said = self._incoming.envelope(entry.data, self.nonce, now)
-        out += said
+        envelope, log = self._incoming.envelope(entry.data, self.nonce, now)
+        out += log
         if envelope is None:
             return
 
-        if isinstance(join := envelope.report, messages.Join):
-            mailbox = exchange.mailbox_name(join.node, envelope.seq)
-            if envelope.seq > self.state.heard.get(join.node, 0):
-                # A node that has seen a later round than this memory proves that an old memory was
-                # put back.
-                number = -1 if self.state.round is None else self.state.round.number
-                if forgotten := Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, number):
-                    self._set_back(f"node {join.node} has seen {forgotten}", now, out)
-                self._outbox.opened(join.node, mailbox)
-                self._garbage.opened(join.node, mailbox)
-            # A known request, seen again: the node still waits, so its answer may be lost.
-            elif self.state.final is None:
-                self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
-            elif not self._outbox.mailbox_of(join.node):
-                # The number of notices that it read there was forgotten: its heartbeats report it.
-                self._garbage.expect(self._outbox, join.node, mailbox)
-                if not self._looks.interval:
-                    self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
-
+        if isinstance(envelope.report, messages.Join):
+            self._note_join(envelope.seq, envelope.report, now, out)
         self._take(envelope.seq, envelope.report, now, out)
+
+    def _note_join(self, seq: int, join: messages.Join, now: float, out: list[events.Action]) -> None:
+        """Note the mailbox of a node that joins, so that the answer gets there."""
+        mailbox = exchange.mailbox_name(join.node, seq)
+        is_new = seq > self.state.heard.get(join.node, 0)
+        if is_new:
+            self._check_memory(join, now, out)
+            self._outbox.opened(join.node, mailbox)
+            self._garbage.opened(join.node, mailbox)
+            return
+
+        # A known request, posted again: the node still waits, so its answer may be lost.
+        if not self.is_over():
+            self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
+            return
+
+        # While the outbox knows a mailbox of the node, it writes the end of the job there until the node has read it.
+        if not self._outbox.mailbox_of(join.node):
+            self._send_forgotten_end(join.node, mailbox, now, out)
+
+    def _check_memory(self, join: messages.Join, now: float, out: list[events.Action]) -> None:
+        """End the job if the node has seen a later round than this memory: an old memory was put back."""
+        last_round = -1 if self.state.round is None else self.state.round.number
+        forgotten = Seen(self.nonce, join.epoch, join.round).beyond(self._epoch, last_round)
+        if forgotten:
+            self._set_back(f"node {join.node} has seen {forgotten}", now, out)
+
+    def _send_forgotten_end(self, node: str, mailbox: str, now: float, out: list[events.Action]) -> None:
+        """Send the end of the job to a node once the number of notices that it has read is known."""
+        self._garbage.expect(self._outbox, node, mailbox)
+        # A heartbeat reports that number, and `_note_heartbeat` then sends the end.
+        if not self._looks.has_heartbeats:
+            self._send_end(node, mailbox, now, out)
+
+    def _send_end(self, node: str, mailbox: str, now: float, out: list[events.Action]) -> None:
+        self._follow((self.state, self.logic.send_end(self.state, node, mailbox)), now, out)
 
     def _take(self, seq: int, report: messages.Report, now: float, out: list[events.Action]) -> None:
         """Act on a node's message number *seq*."""
@@ -343,53 +365,83 @@ class Server:
         if isinstance(report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.forget(report.node)
 
-    def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
-        here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
-        for (node, mailbox), data in zip(self._looks.reads, found, strict=True):
-            heartbeat, said = self._incoming.heartbeat(mailbox, data, self.nonce, now)
-            out += said
-            if heartbeat is not None and node in here:
-                self._heed(node, mailbox, heartbeat, now, out)
-            # A node that was given up: its `GivenUp` needs the number that it reads next.
-            elif heartbeat is not None:
-                self._outbox.catch_up(node, mailbox, heartbeat.read)
+    def _take_heartbeats(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
+        """Act on the heartbeats that were read: *found* has the bytes, in the order of the mailboxes."""
+        # Before the heartbeats are noted, as they end the wait for nodes that are back.
+        expected = self._expected_mailboxes()
+        timeout = self.state.rules.heartbeat
+        self._note_heartbeats(found, expected, now, out)
 
+        # Who is alive and who is lost.
         counts = self._incoming.counts([mailbox for _, mailbox in self._looks.reads])
         self._step(Heartbeats(counts), now, out)
-        self._farewell = self._farewell.heard(counts, now, self.state.rules.heartbeat)
-
-        # It shows a node which of its heartbeats were read, and that time passed while it slept.
-        self._greets = True
-        self._garbage.give_up_silent(self._outbox, counts, now, self.state.rules.heartbeat)
+        self._farewell = self._farewell.after_heartbeats(counts, now, timeout)
+        self._garbage.give_up_silent(self._outbox, counts, now, timeout)
 
         # If a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 3 * self._looks.interval)
-        self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
-        self._incoming.retain(set(here))
-        self._looks = self._looks.done(now, self.state.rules.heartbeat, self.logic.next_loss(self.state))
 
-    def _heed(
+        # Nobody reads the keys of nodes that are gone.
+        self._leftover_keys = self._garbage.clear_up(self._outbox, set(expected), self.state, now)
+        self._incoming.retain(set(expected))
+
+        # The own heartbeat shows a node which of its heartbeats were read, and that time passed while it slept.
+        self._greets = True
+        self._looks = self._looks.done(now, timeout, self.logic.next_loss(self.state))
+
+    def _note_heartbeats(
+        self, found: Sequence[bytes | None], expected: Mapping[str, str], now: float, out: list[events.Action]
+    ) -> None:
+        for (node, mailbox), data in zip(self._looks.reads, found, strict=True):
+            heartbeat, log = self._incoming.heartbeat(mailbox, data, self.nonce, now)
+            out += log
+            if heartbeat is None:
+                continue
+            if node in expected:
+                self._note_heartbeat(node, mailbox, heartbeat, now, out)
+            else:
+                # A node that was given up: its `GivenUp` needs the number that it reads next.
+                self._outbox.catch_up(node, mailbox, heartbeat.read)
+
+    def _note_heartbeat(
         self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
     ) -> None:
         """Act on the contents of a heartbeat, besides the fact that its node lives."""
-        if self._garbage.is_back(node, mailbox, heartbeat.count):
+        is_back = self._garbage.is_back(node, mailbox, heartbeat.count)
+        if is_back:
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)
-            self._follow((self.state, self.logic.send_end(self.state, node, mailbox)), now, out)
+            self._send_end(node, mailbox, now, out)
 
         self._outbox.note(mailbox, heartbeat.read)
         if heartbeat.read:
             self._garbage.has_read(node, mailbox)
-        heard, timeout = self.state.heard.get(node, 0), self.state.rules.heartbeat
-        if (number := self._incoming.removed(node, heartbeat.said, heard, now, timeout)) is not None:
-            self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
-        known = self._outbox.next_index(mailbox)
-        if self.journaled and heartbeat.read > known and not self._outbox.is_untracked(node, mailbox, self.state):
-            self._outbox.catch_up(node, mailbox, heartbeat.read)
-            if self.state.final is not None:
-                self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
-            said = f"node {node} has read {counted(heartbeat.read, 'message')}, but the saved state has {known}"
-            self._set_back(said, now, out)
+
+        self._check_messages(node, heartbeat, now)
+        self._check_notices(node, mailbox, heartbeat, now, out)
+
+    def _check_messages(self, node: str, heartbeat: messages.NodeHeartbeat, now: float) -> None:
+        """End the job if a message that the node saw in the store has not arrived."""
+        received = self.state.heard.get(node, 0)
+        removed = self._incoming.removed(node, heartbeat.said, received, now, self.state.rules.heartbeat)
+        if removed is not None:
+            why = f"message {removed} of node {node} was removed from the store unread"
+            self._abandon = events.Abandon(f"{why}{ADVICE}")
+
+    def _check_notices(
+        self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
+    ) -> None:
+        """End the job if the node has read more notices than this memory sent: an old memory was put back."""
+        sent = self._outbox.next_index(mailbox)
+        may_be_old = self.journaled and heartbeat.read > sent
+        if not may_be_old or self._outbox.is_untracked(node, mailbox, self.state):
+            return
+
+        self._outbox.catch_up(node, mailbox, heartbeat.read)
+        if self.state.final is not None:
+            self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
+        read = counted(heartbeat.read, "message")
+        self._set_back(f"node {node} has read {read}, but the saved state has {sent}", now, out)
 
     # Output.
 
@@ -446,7 +498,7 @@ class Server:
         self._is_unsaved = False
         if due:
             out.append(self._write(referring(due)))
-            self._outbox.written(keep=bool(self._looks.interval))
+            self._outbox.written(keep=self._looks.has_heartbeats)
 
     def _write(self, values: Mapping[str, messages.Message]) -> Write:
         place = functools.partial(exchange.key_place, self.run_id, self.nonce)
@@ -459,7 +511,7 @@ class Server:
         rules, signed = self.state.rules, self.key is not None
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         status = f"{status}; {self.hint}" if status and self.hint else status
-        read = self.logic.read(self.state) if self._looks.interval else None
+        read = self.logic.read(self.state) if self._looks.has_heartbeats else None
 
         # Above all counts of the epochs before.
         count = (self._epoch << messages.EPOCH_BITS) + self._looks.count(rules.heartbeat)
@@ -531,7 +583,7 @@ class Server:
         """
         Save the state and start to receive; from now on no writes of a former holder are accepted.
         """
-        if self._looks.interval and self._epoch:
+        if self._looks.has_heartbeats and self._epoch:
             out.append(events.Save(self._document(now)))
             # Heartbeats are read before anything is decided: live nodes may have seen more than
             # this memory has.

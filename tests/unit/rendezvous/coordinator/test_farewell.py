@@ -53,10 +53,10 @@ def test_a_node_is_waited_for_until_its_workers_have_ended(report: Report, is_wa
 
 
 def test_a_silent_node_is_not_waited_for() -> None:
-    heard = begun().heard({"b/1": 1}, 9.0, 10.0)
+    heard = begun().after_heartbeats({"b/1": 1}, 9.0, 10.0)
 
-    assert heard.heard({"b/1": 2}, 18.0, 10.0)
-    assert not heard.heard({"b/1": 1}, 19.0, 10.0)
+    assert heard.after_heartbeats({"b/1": 2}, 18.0, 10.0)
+    assert not heard.after_heartbeats({"b/1": 1}, 19.0, 10.0)
 
 
 @pytest.mark.parametrize("ends_together", [False, True])
