@@ -352,7 +352,7 @@ class SimpleElasticAgent(ElasticAgent):
             return lost
 
         self._wait_readable(has_processes=runs or serves)
-        events: list[_policy.Event] = [*self._requests(), *self._heard_since()]
+        events: list[_policy.Event] = [*self._requests(), *self._kept_request()]
 
         # Workers may have been killed because contact was lost. They are checked first, so that the
         # loss, which is read later, is handled before them.
@@ -388,7 +388,7 @@ class SimpleElasticAgent(ElasticAgent):
         for item in self._signals.inbox.drain():
             match item:
                 case int():
-                    stops.append(self._stops.of_signal(item, is_heard=self._listens()))
+                    stops.append(self._stops.of_signal(item, is_polled=self._listens()))
                 case StopRequest():
                     stops += self._of_program(item)
                 case StacksRequest(why):
@@ -408,31 +408,31 @@ class SimpleElasticAgent(ElasticAgent):
             signal.SIGTERM,
             request.why,
             request.grace,
-            is_heard=self._listens(),
+            is_polled=self._listens(),
             is_notice=request.is_notice,
             ends_job=request.ends_job,
         )
         if not request.needs_listener:
             return [stop]
-        return self._stops.if_heard(stop, monotonic(), has_saved=self._state.saved)
+        return self._stops.pass_or_keep(stop, monotonic(), has_saved=self._state.saved)
 
     def _take_notice(self, signum: signal.Signals) -> list[_policy.StopRequested]:
         """Pass a signal on that ends nothing; return the request to stop if it announces the end of this node."""
         is_end = self._stops.announces_end(signum)
-        is_heard = is_end and self._listens()
+        is_polled = is_end and self._listens()
         # A worker that asks learns of it in `should_stop`, so that its own handler must not stop it
         # earlier.
-        is_handled = not is_heard and self._pass_on(signum)
+        is_handled = not is_polled and self._pass_on(signum)
         if not is_end:
             return []
-        return self._stops.of_announcement(signum, monotonic(), wall_time(), is_heard=is_heard, is_handled=is_handled)
+        return self._stops.of_announcement(signum, monotonic(), wall_time(), is_polled=is_polled, is_handled=is_handled)
 
-    def _heard_since(self) -> list[_policy.StopRequested]:
+    def _kept_request(self) -> list[_policy.StopRequested]:
         """Return the request that came before a worker asked whether it should stop, once one asks."""
         if self._stops.poll_timeout() is None:
             return []
-        is_heard = self._state.phase is _policy.Phase.RUNNING and self._listens()
-        return self._stops.heard_since(monotonic(), is_heard=is_heard, has_saved=self._state.saved)
+        is_polled = self._state.phase is _policy.Phase.RUNNING and self._listens()
+        return self._stops.release_kept(monotonic(), is_polled=is_polled, has_saved=self._state.saved)
 
     def _is_ending(self) -> bool:
         """Return whether the end of this node was announced."""
@@ -533,9 +533,10 @@ class SimpleElasticAgent(ElasticAgent):
                 left = self._shutdown_timeout if stop.grace is None else stop.grace
                 self._begin_stop(signal.Signals(stop.signum), left)
                 member.post(StopWanted(member.node, group.round, stop.why, left))
-            case _policy.AskWorkers(asked):
-                self._sink(records.WorkersAsked(group.round, asked.why, asked.left))
-                self._ask_workers(asked.why, asked.left, range(asked.first_rank, asked.first_rank + asked.ranks))
+            case _policy.AskWorkers(request):
+                self._sink(records.WorkersAsked(group.round, request.why, request.left))
+                ranks = range(request.first_rank, request.first_rank + request.ranks)
+                self._ask_workers(request.why, request.left, ranks)
             case _policy.Propose(call):
                 self._propose(call)
             case _policy.Agree():

@@ -38,12 +38,12 @@ class AgreedStop:
     """Time at which workers that do not ask get the signal, if they still run."""
     _end: float
     """Time at which all workers are killed."""
-    is_asked: bool = field(init=False, default=False)
+    is_requested: bool = field(init=False, default=False)
     """True once the workers that ask know of it; before, only handlers of a notice may return."""
     _count_at: float = field(init=False, default=math.inf)
     """Time of the next count of the workers' calls."""
     _first: int = field(init=False, default=0)
-    """Calls of the fastest worker when they were asked."""
+    """Calls of the fastest worker at the time of the request."""
     _proposed: int = field(init=False, default=0)
 
     @classmethod
@@ -61,7 +61,7 @@ class AgreedStop:
     def ask(self, why: str, deadline: float, ranks: range, now: float) -> None:
         """Begin to count the calls of workers that must stop until *deadline*, a Unix time; *ranks* are global."""
         self._board.ask(why, deadline, ranks)
-        self.is_asked = True
+        self.is_requested = True
         self._first, self._count_at = self._board.calls(), now + _SAMPLE
 
     def propose(self, call: int, now: float) -> None:
@@ -91,7 +91,7 @@ class AgreedStop:
         """Return True once, when `due` has come: the others get the signal, and those that ask may save on."""
         if now < self.due:
             return False
-        if self.is_asked:
+        if self.is_requested:
             self._board.spare()
         self.due = math.inf
         return True

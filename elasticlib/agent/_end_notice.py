@@ -54,20 +54,20 @@ class StopRequests:
         """Return True if the signal announces the end of this node."""
         return signum in self.notice.signals
 
-    def of_signal(self, signum: int, *, is_heard: bool) -> StopRequested:
-        """Return the request of a signal that stops the job; *is_heard*: a worker asks whether it should stop."""
-        return StopRequested(signum, is_heard=is_heard, is_notice=self.announces_end(signum))
+    def of_signal(self, signum: int, *, is_polled: bool) -> StopRequested:
+        """Return the request of a signal that stops the job; *is_polled*: a worker asks whether it should stop."""
+        return StopRequested(signum, is_polled=is_polled, is_notice=self.announces_end(signum))
 
-    def if_heard(self, stop: StopRequested, now: float, *, has_saved: bool) -> list[StopRequested]:
+    def pass_or_keep(self, stop: StopRequested, now: float, *, has_saved: bool) -> list[StopRequested]:
         """Return *stop* if a worker asks, or all have saved; else keep it, as one of the monotonic time *now*."""
-        if stop.is_heard or has_saved:
+        if stop.is_polled or has_saved:
             return [stop]
         self._kept = stop
         self._due = math.inf if stop.grace is None else now + stop.grace
         return []
 
     def of_announcement(
-        self, signum: int, now: float, wall_now: float, *, is_heard: bool, is_handled: bool
+        self, signum: int, now: float, wall_now: float, *, is_polled: bool, is_handled: bool
     ) -> list[StopRequested]:
         """
         Return the request of a signal that announces the end; none if it is kept for later.
@@ -78,21 +78,21 @@ class StopRequests:
         stop = StopRequested(
             signum,
             grace=self.notice.grace(wall_now, self._shutdown_timeout),
-            is_heard=is_heard,
+            is_polled=is_polled,
             is_notice=True,
             is_handled=is_handled,
             worker_signum=_SIGTERM,
         )
-        return [stop] if is_handled else self.if_heard(stop, now, has_saved=False)
+        return [stop] if is_handled else self.pass_or_keep(stop, now, has_saved=False)
 
-    def heard_since(self, now: float, *, is_heard: bool, has_saved: bool) -> list[StopRequested]:
+    def release_kept(self, now: float, *, is_polled: bool, has_saved: bool) -> list[StopRequested]:
         """Return the kept request, with the time that is left of it, once a worker asks or all have saved."""
         stop = self._kept
-        if stop is None or not (is_heard or has_saved):
+        if stop is None or not (is_polled or has_saved):
             return []
 
         self._kept = None
-        stop = evolve(stop, is_heard=is_heard)
+        stop = evolve(stop, is_polled=is_polled)
         if stop.grace is None:
             return [stop]
         left = self._due - now
@@ -100,5 +100,5 @@ class StopRequests:
         return [evolve(stop, grace=left if left > 0 else None)]
 
     def poll_timeout(self) -> float | None:
-        """Return the seconds until `heard_since` must be called again; None if nothing is kept."""
+        """Return the seconds until `release_kept` must be called again; None if nothing is kept."""
         return None if self._kept is None else _LOOK

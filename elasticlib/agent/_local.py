@@ -133,9 +133,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         # SIGTERM also stops workers: if they ignored it, each stop would take until SIGKILL.
         notices = self._stops.notice.signals - {signal.SIGTERM}
         self._job = ignoring(made.job, notices) if notices else made.job
-        held = spec.rdzv_handler.descriptors if isinstance(spec.rdzv_handler, Rendezvous) else {}
-        if held:
-            self._job = with_descriptors(self._job, held)
+        if isinstance(spec.rdzv_handler, Rendezvous) and spec.rdzv_handler.descriptors:
+            self._job = with_descriptors(self._job, spec.rdzv_handler.descriptors)
         self._logs = LogRounds(logs_specs)
         duplicates = Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)
@@ -153,7 +152,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._began = 0.0
         """Unix time of the last start of workers."""
         self._gpu_memory = GpuMemory(self._job.common.env, self._sink)
-        self._asked: AgreedStop | None = None
+        self._agreed_stop: AgreedStop | None = None
         """The request to the workers of this round to stop at a step of their own."""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -213,27 +212,27 @@ class LocalElasticAgent(SimpleElasticAgent):
         return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout())
 
     def _stop_timeout(self) -> float | None:
-        return None if self._asked is None else self._asked.poll_timeout(monotonic())
+        return None if self._agreed_stop is None else self._agreed_stop.poll_timeout(monotonic())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-        self._asked = None
+        self._agreed_stop = None
         self._end_detached()
 
-        # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
-        agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
-        # The user's own master address is not that of the agent's store: worker 0 opens one there.
-        agent_store = agent_store and not self._has_other_master
+        # The round's files and the workers' variables.
+        agent_store = self._hosts_store(worker_group)
         place = _place_of(worker_group, self._run_id, agent_store=agent_store)
         ranks = range(worker_group.spec.local_world_size)
         envs = {rank: self._job.environment_of(rank, worker_variables(place, rank, "")) for rank in ranks}
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
+
+        # Worker 0 will bind this port.
         if not agent_store:
-            # Worker 0 will bind this port.
             self._close_listener()
 
         self._await_gpu_memory()
+
         self._began = wall_time()
         if self._repeats is not None:
             self._repeats.begin(worker_group.round, self._began)
@@ -251,6 +250,16 @@ class LocalElasticAgent(SimpleElasticAgent):
                 world_size=worker_group.workers[0].world_size,
             )
         )
+
+    def _hosts_store(self, group: WorkerGroup) -> bool:
+        """Return whether the agent of the node with group rank 0 hosts the workers' store, instead of worker 0."""
+        # The user's own master address is not that of the agent's store: worker 0 opens one there.
+        if self._has_other_master:
+            return False
+
+        # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
+        port_is_taken = group.group_rank == 0 and self._listener is None
+        return self._agent_store or port_is_taken
 
     def _end_detached(self) -> None:
         """End processes that successful workers have detached, as their round failed elsewhere."""
@@ -334,38 +343,38 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _common_stop(self, board: StopBoard, grace: float) -> AgreedStop:
         """Return the stop of this round's workers: one, also where this node and others must end, in the least time."""
-        if self._asked is None:
-            self._asked = AgreedStop.begin(board, grace, monotonic())
+        if self._agreed_stop is None:
+            self._agreed_stop = AgreedStop.begin(board, grace, monotonic())
         else:
-            self._asked.shorten(grace, monotonic())
-        return self._asked
+            self._agreed_stop.shorten(grace, monotonic())
+        return self._agreed_stop
 
     def _counted_calls(self) -> tuple[int, float, int] | None:
-        return None if self._asked is None else self._asked.counted(monotonic())
+        return None if self._agreed_stop is None else self._agreed_stop.counted(monotonic())
 
     def _propose(self, call: int) -> None:
-        if self._asked is not None:
-            self._asked.propose(call, monotonic())
+        if self._agreed_stop is not None:
+            self._agreed_stop.propose(call, monotonic())
 
     def _agree(self) -> None:
-        if self._asked is not None:
-            self._asked.agree(monotonic())
+        if self._agreed_stop is not None:
+            self._agreed_stop.agree(monotonic())
 
     def _spare_savers(self) -> None:
         if (board := self._processes.stop_board) is not None:
             board.spare()
 
     def _stop_due(self) -> StopDue | None:
-        asked = self._asked
-        if asked is None or not asked.falls_due(monotonic()):
+        stop = self._agreed_stop
+        if stop is None or not stop.falls_due(monotonic()):
             return None
-        if not asked.is_asked:
+        if not stop.is_requested:
             # A later request has a time of its own.
-            self._asked = None
-        return StopDue(asked.grace)
+            self._agreed_stop = None
+        return StopDue(stop.grace)
 
     def _were_stopped(self) -> bool:
-        return self._asked is not None and self._asked.were_stopped()
+        return self._agreed_stop is not None and self._agreed_stop.were_stopped()
 
     def _ended_well(self) -> bool:
         return self._processes.round.all_ended_with_zero()

@@ -72,8 +72,8 @@ class AgentState:
     """Request to stop this node, by a signal or by the program."""
     noticed: StopRequested | None = None
     """Notice of this node's end that workers handle on their own, until the time for their return is over."""
-    asked: bool = False
-    """True if the workers were asked to return at a step of their own, and run until then."""
+    return_requested: bool = False
+    """True if the workers were requested to return at a step of their own, and run until then."""
     agreed: bool = False
     """True if workers have time to return: all ranks of the job know that step, or workers handle a notice."""
     saved: bool = False
@@ -137,7 +137,7 @@ class StopRequested:
     """Reason given by the program; empty for a signal."""
     grace: float | None = None
     """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
-    is_heard: bool = False
+    is_polled: bool = False
     """True if the workers' program asks whether it should stop."""
     is_notice: bool = False
     """True if it announces the end of this node: workers that return with success have saved, and do not run on."""
@@ -201,7 +201,7 @@ class AwaitReturn:
 class AskWorkers:
     """Action: ask the workers to return at a common step; `WorkersSucceeded` or `StopDue` follows."""
 
-    asked: StopAsked
+    request: StopAsked
 
 
 @frozen
@@ -432,13 +432,20 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
 
 
 def _stop_unless_saving(state: AgentState, why: str, *, failed: bool = False) -> Step:
-    """Stop running workers by a decision of the coordinator."""
-    if state.noticed is not None and not failed:
-        # They save and return, or have other uses for the signal, and then wait for the other nodes in vain.
-        return state, (AwaitReturn(),)
-    if state.agreed and state.noticed is None:
-        # They save, and return on their own.
+    """Stop running workers by a decision of the coordinator, unless they have time to save and return."""
+    handle_notice = state.noticed is not None
+    return_together = state.agreed and not handle_notice
+
+    # All ranks return at the step on which they agreed, also after a failure on another node.
+    if return_together:
         return state, ()
+
+    # Their handler may save and let them return. Or the signal means something else to it, such as a request for
+    # statistics: then they train on, and wait in vain for the other nodes. So their time is limited from now on.
+    # After a failure elsewhere the other nodes stop at once, and so do they.
+    if handle_notice and not failed:
+        return state, (AwaitReturn(),)
+
     return evolve(state, phase=Phase.STOPPING), (*_leave_if_stopped(state), StopWorkers(why))
 
 
@@ -519,7 +526,7 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
     state = evolve(state, stop=stop, saved=state.saved or loses_nothing)
     # Workers that ask return at a step on which all ranks agree; the others get the signal now.
     if state.phase is Phase.RUNNING:
-        return (state, (WantStop(stop),)) if stop.is_heard else _stop_and_leave(state, stop, stop.grace)
+        return (state, (WantStop(stop),)) if stop.is_polled else _stop_and_leave(state, stop, stop.grace)
 
     # The stop of the workers continues, and `_gone` then ends this node's run.
     if state.phase is Phase.STOPPING:
@@ -570,26 +577,26 @@ def _stop_and_leave(state: AgentState, stop: StopRequested, grace: float | None)
     return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, signum, grace))
 
 
-def _stop_asked(state: AgentState, asked: StopAsked) -> Step:
+def _stop_requested(state: AgentState, request: StopAsked) -> Step:
     # Only the first request of the running round counts.
-    if state.phase is not Phase.RUNNING or asked.round != state.round or state.asked:
+    if state.phase is not Phase.RUNNING or request.round != state.round or state.return_requested:
         return state, ()
-    return evolve(state, asked=True), (AskWorkers(asked),)
+    return evolve(state, return_requested=True), (AskWorkers(request),)
 
 
 def _stop_proposed(state: AgentState, proposed: StopProposed) -> Step:
-    return state, (Propose(proposed.call),) if _is_asked(state, proposed.round) else ()
+    return state, (Propose(proposed.call),) if _return_is_requested(state, proposed.round) else ()
 
 
 def _stop_agreed(state: AgentState, agreed: StopAgreed) -> Step:
-    if not _is_asked(state, agreed.round):
+    if not _return_is_requested(state, agreed.round):
         return state, ()
     return evolve(state, agreed=True), (Agree(),)
 
 
-def _is_asked(state: AgentState, round: int) -> bool:
+def _return_is_requested(state: AgentState, round: int) -> bool:
     """Return whether workers of this *round* run, and were asked to return."""
-    return state.phase is Phase.RUNNING and round == state.round and state.asked
+    return state.phase is Phase.RUNNING and round == state.round and state.return_requested
 
 
 def _stop_due(state: AgentState, due: StopDue) -> Step:
@@ -601,18 +608,19 @@ def _stop_due(state: AgentState, due: StopDue) -> Step:
         case Phase.RUNNING if state.stop is not None:
             return _stop_and_leave(state, state.stop, due.grace)
         case Phase.RUNNING:
-            return _stop_helping(state, due.grace)
+            return _end_time_to_return(state, due.grace)
         case _:
             return state, ()
 
 
-def _stop_helping(state: AgentState, grace: float | None) -> Step:
-    """Stop the workers of a node that may go on, if the round has ended since, or else when it ends."""
-    decided = state.final or state.end
-    # They go on, but the time for their return is over: the round's end now stops them at once.
-    if decided is None:
-        return evolve(state, agreed=False, noticed=None), ()
-    return evolve(state, phase=Phase.STOPPING), (StopWorkers(decided.why, grace=grace),)
+def _end_time_to_return(state: AgentState, grace: float | None) -> Step:
+    """Stop workers that have not returned in time, on a node that may continue, once the round or job has ended."""
+    ended = state.final or state.end
+    if ended is not None:
+        return evolve(state, phase=Phase.STOPPING), (StopWorkers(ended.why, grace=grace),)
+
+    # The round continues, and so do they. Nothing delays their stop at its end any more.
+    return evolve(state, agreed=False, noticed=None), ()
 
 
 def _done(state: AgentState, *first: Action) -> Step:
@@ -657,7 +665,7 @@ _REACTIONS: Mapping[type[Event], Callable[[AgentState, Any], Step]] = {
     StoreGone: _store_gone,
     ContactLost: _out_of_contact,
     StopRequested: _signalled,
-    StopAsked: _stop_asked,
+    StopAsked: _stop_requested,
     StopProposed: _stop_proposed,
     StopAgreed: _stop_agreed,
     StopDue: _stop_due,

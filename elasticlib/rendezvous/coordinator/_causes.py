@@ -27,8 +27,8 @@ CAUSE_WAIT = 1.0
 """Seconds in which nodes may report failures that came before the one that ended the round."""
 WHOLE_CAUSES, MOST_CAUSES = 2, 16
 """Kept failures of a round: the number with all details, the number in all."""
-ASKED_EARLY = 4
-"""Nodes that are asked for all of a failure before it is certain that it is the root cause."""
+EARLY_REQUESTS = 4
+"""Nodes that must send all of a failure before it is certain that it is the root cause."""
 
 
 def add_failures(state: JobState, current: Round, report: Failed | Stopped, now: float) -> Outcome:
@@ -78,23 +78,23 @@ def _end_for_failure(state: JobState, current: Round, reporter: str, now: float)
 def decide(state: JobState, current: Round, end: RoundEnd, now: float, *, gone: bool) -> Outcome:
     """Decide on the cause if it is time; report it if neither ranks nor the job's end will soon."""
     is_late = current.cause_due is not None and now >= current.cause_due
-    has_turned = False
-    if not end.decided and _is_decidable(current, gone=gone, is_late=is_late):
-        expected = end.restart
-        state, end = _decided(state, current, end.why)
-        # The nodes know that the job ends, and must learn that it does not.
-        has_turned = end.restart and not expected
-        current = evolve(current, end=end)
+    if end.decided:
+        decided = end
+    elif _is_decidable(current, gone=gone, is_late=is_late):
+        state, decided = _decided(state, current, end.why)
+        current = evolve(current, end=decided)
         state = evolve(state, round=current)
-
-    if not end.decided:
+    else:
         return state, ()
-    if not is_late and not has_turned:
+
+    # The nodes have a notice that the job ends, and must learn that it does not.
+    is_reprieved = decided.restart and not end.restart
+    if not is_late and not is_reprieved:
         # Ranks, or the end of the job, will soon report the cause.
         return state, ()
 
     state = evolve(state, round=evolve(current, cause_due=None))
-    return state, _report_cause(state, current, end)
+    return state, _report_cause(state, current, decided)
 
 
 def _report_cause(state: JobState, current: Round, end: RoundEnd) -> tuple[Send, ...]:
@@ -233,8 +233,8 @@ def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple
     """
     Request all of the root cause from its node, and return whether it is still incomplete.
 
-    The node is asked soon, as it may be lost. But when thousands of nodes fail, each of them may
-    for a moment be the first known one. So most are asked only once all workers are *gone*.
+    The request is sent soon, as the node may be lost. But when thousands of nodes fail, each of them
+    may for a moment be the first known one. So most get it only once all workers are *gone*.
     """
     root = root_cause(current.causes)
     if root is None or not _is_incomplete(current, root):
@@ -243,7 +243,7 @@ def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple
         # Its answer is under way.
         return (state, ()), True
 
-    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
+    is_too_early = len(current.requested) >= EARLY_REQUESTS and not gone
     if is_too_early:
         # It may yet turn out not to be the first failure.
         return (state, ()), True

@@ -264,7 +264,7 @@ class Node:
 
     def notice(self) -> None:
         """SIGTERM to the agent, whose workers ask whether they should stop."""
-        self.hear(_policy.StopRequested(15, is_heard=self.working is not None))
+        self.hear(_policy.StopRequested(15, is_polled=self.working is not None))
 
     def _end(self, kind: str, why: str) -> None:
         self.outcome = AgentEnded(self.timeline.now, self.name, kind, why)

@@ -50,40 +50,40 @@ def test_a_kept_request_counts_once_with_the_time_left(grace: float | None, left
     stops = StopRequests(EndNotice(), 25.0)
     kept = evolve(REQUEST, grace=grace)
 
-    assert [] == stops.if_heard(kept, 100.0, has_saved=False)
-    assert [] == stops.heard_since(105.0, is_heard=False, has_saved=False)
-    assert [evolve(kept, is_heard=True, grace=left)] == stops.heard_since(110.0, is_heard=True, has_saved=False)
-    assert [] == stops.heard_since(110.0, is_heard=True, has_saved=False) and stops.poll_timeout() is None
+    assert [] == stops.pass_or_keep(kept, 100.0, has_saved=False)
+    assert [] == stops.release_kept(105.0, is_polled=False, has_saved=False)
+    assert [evolve(kept, is_polled=True, grace=left)] == stops.release_kept(110.0, is_polled=True, has_saved=False)
+    assert [] == stops.release_kept(110.0, is_polled=True, has_saved=False) and stops.poll_timeout() is None
 
 
 def test_of_two_kept_requests_the_later_counts() -> None:
     stops = StopRequests(EndNotice(), 25.0)
-    stops.if_heard(REQUEST, 100.0, has_saved=False)
-    stops.if_heard(evolve(REQUEST, reason="time is over"), 101.0, has_saved=False)
+    stops.pass_or_keep(REQUEST, 100.0, has_saved=False)
+    stops.pass_or_keep(evolve(REQUEST, reason="time is over"), 101.0, has_saved=False)
 
-    assert ["time is over"] == [each.reason for each in stops.heard_since(102.0, is_heard=False, has_saved=True)]
+    assert ["time is over"] == [each.reason for each in stops.release_kept(102.0, is_polled=False, has_saved=True)]
 
 
-@pytest.mark.parametrize(("is_heard", "has_saved"), [(True, False), (False, True)])
-def test_a_request_that_workers_can_follow_is_not_kept(is_heard: bool, has_saved: bool) -> None:
-    stops, request = StopRequests(EndNotice(), 25.0), evolve(REQUEST, is_heard=is_heard)
+@pytest.mark.parametrize(("is_polled", "has_saved"), [(True, False), (False, True)])
+def test_a_request_that_workers_can_follow_is_not_kept(is_polled: bool, has_saved: bool) -> None:
+    stops, request = StopRequests(EndNotice(), 25.0), evolve(REQUEST, is_polled=is_polled)
 
-    assert [request] == stops.if_heard(request, 100.0, has_saved=has_saved)
+    assert [request] == stops.pass_or_keep(request, 100.0, has_saved=has_saved)
     assert stops.poll_timeout() is None
 
 
 @pytest.mark.parametrize(
-    ("is_heard", "is_handled", "is_kept"), [(True, False, False), (False, True, False), (False, False, True)]
+    ("is_polled", "is_handled", "is_kept"), [(True, False, False), (False, True, False), (False, False, True)]
 )
 def test_an_announcement_is_kept_unless_workers_ask_or_handle_it(
-    is_heard: bool, is_handled: bool, is_kept: bool
+    is_polled: bool, is_handled: bool, is_kept: bool
 ) -> None:
     stops = StopRequests(EndNotice(frozenset({10}), NOW + 90.0), 25.0)
 
-    found = stops.of_announcement(10, 100.0, NOW, is_heard=is_heard, is_handled=is_handled)
+    found = stops.of_announcement(10, 100.0, NOW, is_polled=is_polled, is_handled=is_handled)
 
     made = StopRequested(
-        10, grace=90.0, is_heard=is_heard, is_notice=True, is_handled=is_handled, worker_signum=signal.SIGTERM
+        10, grace=90.0, is_polled=is_polled, is_notice=True, is_handled=is_handled, worker_signum=signal.SIGTERM
     )
     assert ([], True) == (found, stops.poll_timeout() is not None) if is_kept else [made] == found
 
@@ -92,4 +92,4 @@ def test_an_announcement_is_kept_unless_workers_ask_or_handle_it(
 def test_a_signal_that_stops_the_job_may_announce_the_end(signum: int, is_notice: bool) -> None:
     stops = StopRequests(EndNotice(frozenset({10})), 25.0)
 
-    assert StopRequested(signum, is_heard=True, is_notice=is_notice) == stops.of_signal(signum, is_heard=True)
+    assert StopRequested(signum, is_polled=True, is_notice=is_notice) == stops.of_signal(signum, is_polled=True)

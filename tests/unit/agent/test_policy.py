@@ -233,22 +233,22 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
 """By rule: a course of events, the phase to which it leads, and the actions of its last event."""
 
 
-HEARD = StopRequested(TERM, is_heard=True)
+POLLED = StopRequested(TERM, is_polled=True)
 ASKED = StopAsked(0, "signal 15", 30.0, 0, 2)
 PROPOSED = StopProposed(0, 7)
 AGREED = StopAgreed(0)
-LEAVING: tuple[Event, ...] = (*RUNNING, HEARD, ASKED, PROPOSED, AGREED)
+LEAVING: tuple[Event, ...] = (*RUNNING, POLLED, ASKED, PROPOSED, AGREED)
 """This node must end, and its workers know their last call."""
 HELPING: tuple[Event, ...] = (*RUNNING, ASKED, PROPOSED, AGREED)
 """Another node must end."""
 RETURNED = WorkersSucceeded(stopped=True)
 STOPS: dict[str, tuple[Any, ...]] = {
-    "workers that ask are not stopped at once": ((*RUNNING, HEARD), Phase.RUNNING, WantStop(HEARD)),
-    "they are asked when all nodes are": ((*RUNNING, HEARD, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
+    "workers that ask are not stopped at once": ((*RUNNING, POLLED), Phase.RUNNING, WantStop(POLLED)),
+    "they are asked when all nodes are": ((*RUNNING, POLLED, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
     "so are those of other nodes": ((*RUNNING, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
     "one request is enough": ((*RUNNING, ASKED, ASKED), Phase.RUNNING),
     "a request for another round is late": ((*RUNNING, StopAsked(1, "", 1.0, 0, 1)), Phase.RUNNING),
-    "workers wait in the proposed call": ((*RUNNING, HEARD, ASKED, PROPOSED), Phase.RUNNING, Propose(7)),
+    "workers wait in the proposed call": ((*RUNNING, POLLED, ASKED, PROPOSED), Phase.RUNNING, Propose(7)),
     "a proposal without a request is late": ((*RUNNING, PROPOSED), Phase.RUNNING),
     "all return in it once it is agreed": (LEAVING, Phase.RUNNING, Agree()),
     "an agreement without a request is late": ((*RUNNING, AGREED), Phase.RUNNING),
@@ -257,7 +257,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         Phase.DONE,
         LeaveJob("signal 15", 0),
         ReportStopped(0),
-        Finish(False, "signal 15", HEARD, saved=True),
+        Finish(False, "signal 15", POLLED, saved=True),
     ),
     "the others say that their work is not done": ((*HELPING, RETURNED), Phase.WAITING, ReportStopped(0)),
     "and join the next round": ((*HELPING, RETURNED, AGAIN), Phase.JOINING, ReportStopped(0), AskForRanks()),
@@ -275,7 +275,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         Phase.DONE,
         LeaveJob("signal 15", 0),
         ReportStopped(0),
-        Finish(False, BADLY.why, HEARD, BADLY, saved=True),
+        Finish(False, BADLY.why, POLLED, BADLY, saved=True),
     ),
     "before they agree, the end of the round stops them": (
         (*RUNNING, ASKED, AGAIN),
@@ -289,7 +289,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         StopWorkers("signal 15", TERM, 5.0),
     ),
     "also if no other node has answered": (
-        (*RUNNING, HEARD, StopDue(5.0)),
+        (*RUNNING, POLLED, StopDue(5.0)),
         Phase.STOPPING,
         LeaveJob("signal 15", 0),
         StopWorkers("signal 15", TERM, 5.0),
@@ -302,12 +302,12 @@ STOPS: dict[str, tuple[Any, ...]] = {
     "who helped in vain goes on": ((*HELPING, StopDue(5.0)), Phase.RUNNING),
     "until the round ends": ((*HELPING, StopDue(5.0), AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
     "a second Ctrl-C waits for no step": (
-        (*RUNNING, StopRequested(INT, is_heard=True), StopRequested(INT, is_heard=True)),
+        (*RUNNING, StopRequested(INT, is_polled=True), StopRequested(INT, is_polled=True)),
         Phase.STOPPING,
         LeaveJob("signal 2", 0),
         StopWorkers("signal 2", INT),
     ),
-    "a second SIGTERM changes nothing": ((*LEAVING, HEARD), Phase.RUNNING),
+    "a second SIGTERM changes nothing": ((*LEAVING, POLLED), Phase.RUNNING),
     "a signal after the workers have saved is a preemption": (
         (*HELPING, RETURNED, SIGNAL),
         Phase.DONE,
@@ -322,26 +322,26 @@ STOPS: dict[str, tuple[Any, ...]] = {
     "and so has the job": (
         (*LEAVING, WorkersSucceeded(), WELL),
         Phase.DONE,
-        Finish(True, WELL.why, HEARD, WELL, results=True),
+        Finish(True, WELL.why, POLLED, WELL, results=True),
     ),
     "unless the round is repeated": (
         (*LEAVING, WorkersSucceeded(), AGAIN),
         Phase.DONE,
         LeaveJob("signal 15"),
         ReportStopped(0),
-        Finish(False, "signal 15", HEARD),
+        Finish(False, "signal 15", POLLED),
     ),
     "or contact is lost": (
         (*LEAVING, WorkersSucceeded(), LOST),
         Phase.DONE,
         LeaveJob("signal 15"),
-        Finish(False, "signal 15", HEARD),
+        Finish(False, "signal 15", POLLED),
     ),
     "a second Ctrl-C does not wait for others either": (
-        (*RUNNING, StopRequested(INT, is_heard=True), WorkersSucceeded(), StopRequested(INT)),
+        (*RUNNING, StopRequested(INT, is_polled=True), WorkersSucceeded(), StopRequested(INT)),
         Phase.DONE,
         LeaveJob("signal 2"),
-        Finish(False, "signal 2", StopRequested(INT, is_heard=True)),
+        Finish(False, "signal 2", StopRequested(INT, is_polled=True)),
     ),
     "a failure stops all, whatever was agreed": (
         (*LEAVING, WorkersFailed("rank 1 failed")),
@@ -351,7 +351,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         StopWorkers("rank 1 failed"),
     ),
     "so does the end of the round before they agree, and the node leaves": (
-        (*RUNNING, HEARD, ASKED, AGAIN),
+        (*RUNNING, POLLED, ASKED, AGAIN),
         Phase.STOPPING,
         LeaveJob("signal 15", 0),
         StopWorkers(AGAIN.why),
@@ -360,7 +360,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         (*LEAVING, WorkersSucceeded(), StopDue(5.0)),
         Phase.DONE,
         LeaveJob("signal 15"),
-        Finish(False, "signal 15", HEARD),
+        Finish(False, "signal 15", POLLED),
     ),
 }
 """The same for workers whose program asks whether it should stop."""
@@ -440,7 +440,7 @@ STOPS |= {
     ),
     "a notice that no worker has is late": ((*RUNNING, WorkersSucceeded(), NOTICE), Phase.WAITING),
     "a notice that workers ask for ends them by SIGTERM": (
-        (*RUNNING, StopRequested(USR1, is_notice=True, is_heard=True, worker_signum=TERM), StopDue(5.0)),
+        (*RUNNING, StopRequested(USR1, is_notice=True, is_polled=True, worker_signum=TERM), StopDue(5.0)),
         Phase.STOPPING,
         LeaveJob("signal 10", 0),
         StopWorkers("signal 10", TERM, 5.0),
@@ -645,7 +645,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.just(LOST),
     st.just(GONE),
     st.just(WorkerStoreLost()),
-    st.builds(StopRequested, st.sampled_from([TERM, INT]), is_heard=st.booleans()),
+    st.builds(StopRequested, st.sampled_from([TERM, INT]), is_polled=st.booleans()),
     st.builds(StopRequested, st.just(TERM), st.just("the program said so"), st.none() | st.floats(0, 60)),
 )
 COURSES = st.lists(EVENTS, max_size=25)
@@ -752,8 +752,8 @@ def stops_workers(before: AgentState, event: Event | None) -> bool:
             return number == before.round and not before.agreed
         case Final():
             return not before.agreed
-        case StopRequested(signum, reason, is_heard=is_heard):
-            return not is_heard if before.stop is None else (signum == INT and not reason)
+        case StopRequested(signum, reason, is_polled=is_polled):
+            return not is_polled if before.stop is None else (signum == INT and not reason)
         case StopDue():
             return bool(before.stop or before.end or before.final)
         case _:

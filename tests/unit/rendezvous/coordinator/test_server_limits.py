@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve
 
-from elasticlib.rendezvous.coordinator._causes import ASKED_EARLY
+from elasticlib.rendezvous.coordinator._causes import EARLY_REQUESTS
 from elasticlib.rendezvous.coordinator._server_events import Arrived, CloseServer
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._identity import NodeIdentity
@@ -210,9 +210,9 @@ def test_few_nodes_are_asked_for_whole_failures_in_whatever_order() -> None:
     store, mailboxes, whole = asking_store(50, first=49)
 
     asked = [store.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
-    assert sum(asked) == ASKED_EARLY + 1
+    assert sum(asked) == EARLY_REQUESTS + 1
     assert asked[-1]
-    for node in range(ASKED_EARLY):
+    for node in range(EARLY_REQUESTS):
         store.say(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
     assert store.server.state.final is None
     store.say(fitting(Failed("n49", 0, whole.failures)))
