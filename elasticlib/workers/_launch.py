@@ -488,30 +488,35 @@ class SpawnerClient:
         """
         self._helpers.wake_spawner()
         self._order_start(number, workers, listener, lease)
+
+        message = self._await_start(interrupt)
+        if message is None:
+            return {}
+
+        if self._helpers.fork_server is not None:
+            self._helpers.fork_server.listen()
+        return {int(rank): pid for rank, pid in message["pids"].items()}
+
+    def _await_start(self, interrupt: int | None) -> Message | None:
+        """Return the message that all workers are started; None where `start` returns {}."""
+        # The spawner sends this before any program of the round runs.
         is_restart = self.started
         if self._messages.await_one("starting", interrupt) is None:
-            return {}
+            return None
 
         self.started = True
         try:
-            started = self._messages.await_one("started", interrupt)
+            return self._messages.await_one("started", interrupt)
         except HelperLostError:
             # `drain` finds the end of the channel too, and reports it.
-            return {}
+            return None
         except StartError as error:
             # In a first start nothing has run yet. A restart has failed, because a program runs
             # once a round.
             if not is_restart:
                 raise
             self._messages.keep(SpawnerLost(str(error), error))
-            return {}
-
-        if started is None:
-            return {}
-
-        if self._helpers.fork_server is not None:
-            self._helpers.fork_server.listen()
-        return {int(rank): pid for rank, pid in started["pids"].items()}
+            return None
 
     def _order_start(self, number: int, workers: list[StartSpec], listener: int | None, lease: Term | None) -> None:
         self._messages.round = number
