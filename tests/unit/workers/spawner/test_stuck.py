@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib.processes import _reaper
-from elasticlib.workers.spawner import _stuck
+from elasticlib.workers.spawner import _signal_table, _stuck
 from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, RoundStop, UnhandledSignal
 from tests.waiting import wait_until
 
@@ -193,7 +193,7 @@ def test_of_what_cannot_be_seen_nothing_is_said(start: Start, monkeypatch: pytes
         of_another_program = _stuck.look(program.pid, signal.SIGINT)
         program.kill()
     of_a_process_that_is_gone = _stuck.look(program.pid, signal.SIGINT)
-    monkeypatch.setattr(_stuck, "_layout", lambda: None)
+    monkeypatch.setattr(_signal_table, "_layout", lambda: None)
     of_an_interpreter_of_another_layout = _stuck.look(start(PYTHON.format(handler="0")).pid, signal.SIGINT)
 
     assert None is of_another_program is of_a_process_that_is_gone is of_an_interpreter_of_another_layout
