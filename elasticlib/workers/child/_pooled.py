@@ -1,6 +1,5 @@
 """
-The work of a pool's worker: one call after the other, each with its answer, and the process group
-that they share.
+The work of a pool's worker: one call after the other, each with its answer.
 
 Rules of this file: a call gets the present folder, search path and variables of its caller. It
 changes the worker for the next one, as a cell changes a kernel. Only changes after which the worker
@@ -9,11 +8,8 @@ cannot serve another call are reported as leaks. Calls come from the launcher al
 
 from __future__ import annotations
 
-import _thread
 import contextlib
-import datetime
 import functools
-import importlib
 import os
 import sys
 import threading
@@ -33,13 +29,9 @@ from elasticlib.workers.child import (
     _showing,
     _worker_progress,
 )
+from elasticlib.workers.child._call_group import CallGroup
 
 CALLS_MEMORY = "calls of local rank "
-_ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
-"""Keys of a group's store."""
-_ARRIVAL_LIMIT = datetime.timedelta(seconds=10)
-_STORE_LIMIT = datetime.timedelta(minutes=5)
-"""Torch's own limit for a store."""
 _descriptor = -1
 _own: frozenset[str] = frozenset()
 _server: _Server | None = None
@@ -68,7 +60,7 @@ def is_worker_variable(variable: str) -> bool:
 def serve_calls(group: str | None) -> None:
     """Serve calls until the launcher ends them. Logs show this function's name as the work."""
     global _server
-    _server = _Server(Channel.adopt(_descriptor), _CallGroup(group))
+    _server = _Server(Channel.adopt(_descriptor), CallGroup(group))
     _server.serve()
 
 
@@ -90,161 +82,6 @@ def notify_caller(message: Message) -> None:
     """During a call, from any thread: send *message* to the caller, which does not answer."""
     if _server is not None:
         _server.tell(message)
-
-
-class _CallGroup:
-    """
-    Process group of the calls: ``shared`` by consecutive calls, ``fresh`` for each, or None for
-    no group of the pool.
-    """
-
-    def __init__(self, kind: str | None) -> None:
-        self._made: object = None
-        self._whole: Any = None
-        """
-        The launcher's store.
-
-        All groups use one connection, because each new one may ask a slow name server for its
-        peer.
-        """
-        self._store: Any = None
-        """Store of the current group."""
-        self._kind: tuple[str | None, str | None] = (None, None)
-        """Kind of the current group, and its backend."""
-        self._ending = threading.Lock()
-        """Held while a group is taken down."""
-        self._number = 0
-        self._parts_stores = False
-        self._hook: Any = None
-        """The former ``sys.excepthook``, which torch wraps again for each group."""
-        self._port = os.environ.get("MASTER_PORT", "")
-        if kind == "shared":
-            self._make(None)
-            self._kind = (kind, None)
-        elif kind == "fresh":
-            # Now, while no call waits for this import.
-            importlib.import_module("torch.distributed")
-
-    def _make(self, backend: str | None) -> None:
-        dist: Any = importlib.import_module("torch.distributed")
-
-        # Keys of a former group are still in the store: each has its own prefix, with a number
-        # that all ranks know.
-        if self._whole is None:
-            self._whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
-        # A call may have changed it.
-        self._whole.set_timeout(_STORE_LIMIT)
-        store = dist.PrefixStore(f"pool/{self._number}", self._whole)
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._hook = sys.excepthook
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-        self._made, self._store = dist.group.WORLD, store
-        # From then on no rank still connects to another one, so that each may close its
-        # connections.
-        if store.add(_ARRIVED, 1) == size:
-            store.set(_ALL_ARRIVED, "")
-
-    def begin(self, call: int, kind: str | None, backend: str | None, *, by_all: bool) -> None:
-        """
-        Prepare the group for the call with this number: one of this *kind*, over *backend*.
-
-        None is torch's default. If not all ranks make it (*by_all*), the call has no group of its
-        own, and the present one stays.
-        """
-        needs_another = by_all and (kind, backend) != self._kind
-
-        # Here and not at the end of the call before: by now all ranks have made that group, and
-        # none waits for another there. So a rank that ended early did not seem lost to those in a
-        # collective.
-        if self._kind[0] == "fresh" or needs_another:
-            self.leave()
-        if not by_all:
-            return
-
-        self._number = call
-        if kind is None:
-            self._part_stores()
-        elif self._made is None:
-            self._make(backend)
-            self._kind = (kind, backend)
-
-    def _part_stores(self) -> None:
-        """Separate the keys of groups that calls make for themselves, in the launcher's store."""
-        # torch uses the launcher's store directly: it expects one group in the life of a process.
-        rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
-        make = getattr(rendezvous, "_create_c10d_store", None)
-        if make is None or self._parts_stores:
-            return
-
-        @functools.wraps(make)
-        def make_apart(*args: Any, **kwargs: Any) -> Any:
-            store = make(*args, **kwargs)
-            return sys.modules["torch.distributed"].PrefixStore(f"pool/{self._number}", store)
-
-        rendezvous._create_c10d_store = make_apart
-        self._parts_stores = True
-
-    def end(self) -> str:
-        """
-        Return the reason why the next call cannot be served; empty if it can.
-
-        Called after a call.
-        """
-        found = _present_group()
-        if found is None and self._kind[0] == "fresh":
-            # A training script destroys its group at its end.
-            return ""
-        if found is self._made:
-            return ""
-        if found is None:
-            return "it destroyed the pool's process group"
-        return "it left a process group"
-
-    def release(self) -> None:
-        """Release a fresh group, once all ranks are in it: those in a collective fail there."""
-        if self._kind[0] == "fresh":
-            self.leave()
-
-    def leave(self) -> None:
-        """Release the pool's group, while all others do."""
-        self._kind = (None, None)
-        if self._made is not None:
-            # A rank may have made the group while another one still connects to it. Closed
-            # connections would then fail there, as the loss of a peer. If a rank died meanwhile,
-            # the launcher knows it already.
-            with contextlib.suppress(Exception):
-                self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
-            made = [self._made]
-            self._made = self._store = None
-            dist: Any = sys.modules["torch.distributed"]
-
-            # The call may have destroyed the group itself.
-            if dist.is_initialized() and dist.group.WORLD is made[0]:
-                dist.destroy_process_group()
-            # Its end takes gloo's loop 10 ms, in which the next group can be made. Not a thread
-            # of `threading`, because a call may count those.
-            self._ending.acquire()
-            _thread.start_new_thread(self._let_go, (made,))
-            if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
-                sys.excepthook = self._hook
-
-    def _let_go(self, made: list[object]) -> None:
-        try:
-            made.clear()
-        finally:
-            self._ending.release()
-
-    def finish(self) -> None:
-        """Wait for the end of former groups: none may be in progress while the interpreter ends."""
-        with self._ending:
-            pass
-
-
-def _present_group() -> object:
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():
-        return None
-    return dist.group.WORLD if dist.is_initialized() else None
 
 
 class _ProjectFiles:
@@ -297,7 +134,7 @@ class _ProjectFiles:
 
 
 class _Server:
-    def __init__(self, channel: Channel, group: _CallGroup) -> None:
+    def __init__(self, channel: Channel, group: CallGroup) -> None:
         self._channel = channel
         self.group = group
         self._me = os.getpid()

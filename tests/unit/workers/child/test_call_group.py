@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from elasticlib.workers.child import _pooled
+from elasticlib.workers.child._call_group import CallGroup
 
 THERE = object()
 """The process group."""
@@ -50,7 +50,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_group_is_left_only_once_all_ranks_are_in_it(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo tells a rank that still connects to one which has gone that its peer was lost."""
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda: None, raising=False)
-    group: Any = _pooled._CallGroup(None)
+    group: Any = CallGroup(None)
     monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
     group.begin(1, "fresh", "gloo", by_all=True)
 
@@ -62,7 +62,7 @@ def test_a_group_is_left_only_once_all_ranks_are_in_it(happened: list[str], monk
 def test_a_group_that_a_call_has_ended_itself_is_not_ended_again(
     happened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group: Any = _pooled._CallGroup(None)
+    group: Any = CallGroup(None)
     monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
     group.begin(1, "fresh", "gloo", by_all=True)
     monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: None))
@@ -78,6 +78,6 @@ def test_the_last_rank_tells_the_others(happened: list[str], monkeypatch: pytest
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
 
-    _pooled._CallGroup(None).begin(1, "fresh", "gloo", by_all=True)
+    CallGroup(None).begin(1, "fresh", "gloo", by_all=True)
 
     assert ["made", "told that all are there"] == happened
