@@ -84,12 +84,12 @@ class ExitAction(enum.Enum):
 
     DUMP = enum.auto()
     """Ask for the stacks of its threads."""
-    TELL = enum.auto()
+    REPORT_OVERDUE = enum.auto()
     """Report to the launcher that it did not end in time."""
-    TELL_LAST_RUNS = enum.auto()
+    REPORT_LAST_RUNS = enum.auto()
     """Report to the launcher that it still runs, though all others have finished."""
     TERM = enum.auto()
-    ASK_GROUP = enum.auto()
+    SIGNAL_GROUP = enum.auto()
     """Send the stop signal to its group, too."""
     LOOK_AT_GROUP = enum.auto()
     """Check the group of a worker that has ended for remaining processes."""
@@ -193,8 +193,36 @@ class AnnouncedOutcome:
 
 
 @dataclass
+class _StopTimes:
+    """Times of a worker that is being stopped, and of the processes in its group."""
+
+    grace: float = KILL_SECONDS
+    """Seconds from the stop signal to SIGKILL."""
+    kill_at: float = 0.0
+    """Time when SIGKILL follows the stop signal."""
+    patience_until: float = 0.0
+    """Time until which processes of its group that ignore the signal may still end."""
+    others_wait: bool = False
+    """True if a restart, or the nodes of a failed job, wait for the end of all."""
+
+    def begin(self, now: float) -> None:
+        """Note that the worker gets the stop signal."""
+        self.kill_at = now + self.grace
+
+    def shorten(self, grace: float, now: float) -> None:
+        """Leave at most *grace* seconds until SIGKILL."""
+        self.kill_at = min(self.kill_at, now + grace)
+
+    def begin_group(self, now: float) -> None:
+        """Note that the worker has ended, and the rest of its time is that of its group."""
+        self.patience_until = now + _GROUP_PATIENCE
+        if self.others_wait:
+            self.kill_at = min(self.kill_at, self.patience_until)
+
+
+@dataclass
 class ExitCourse:
-    """Course of one worker to its end."""
+    """Course of one worker to its end: its stage, and when the next action is due."""
 
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     """Seconds from the outcome of its program to the end of its process."""
@@ -202,11 +230,10 @@ class ExitCourse:
     """True if the user set that time: then it also applies to programs that ended well."""
     for_group: bool = False
     """True if stop signals go to its whole group at once."""
-    grace: float = KILL_SECONDS
-    """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
     program: AnnouncedOutcome = field(default_factory=AnnouncedOutcome)
     deadline: float | None = None
+    """Time when `due` has the next action; None: it waits for an event."""
     overdue: bool = False
     """True if it was stopped because its process did not end in time."""
     was_waiting: bool = False
@@ -216,14 +243,11 @@ class ExitCourse:
     """
     _last_run: _LastRun = field(default_factory=_LastRun)
     _dump_until: float = 0.0
-    _kill_at: float = 0.0
-    """Time when SIGKILL follows the stop signal."""
-    _patience: float = 0.0
-    """Time until which processes of its group that ignore the signal may still end."""
-    _others_wait: bool = False
-    """True if a restart, or the nodes of a failed job, wait for the end of all."""
+    _times: _StopTimes = field(default_factory=_StopTimes)
 
-    def heard(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
+    # Events of the worker and of the others.
+
+    def announced(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
         """
         Process an announcement; return True if it reports a failure that the launcher does not
         know yet.
@@ -231,20 +255,16 @@ class ExitCourse:
         if not self.program.note(outcome, status):
             return False
 
+        # Its end is near, and reports the failure.
         if self.stage in _STOPPED:
-            # Its end is near, and reports the failure.
             return False
 
-        if outcome is ProgramOutcome.RETURNED and status == 0:
+        has_returned = outcome is ProgramOutcome.RETURNED and status == 0
+        if has_returned:
             self.stage, self.deadline = Stage.WAITS, None
         else:
             self._exit(now)
-
         return status != 0
-
-    def _exit(self, now: float) -> None:
-        self.stage = Stage.EXITS
-        self.deadline = now + self.exit_timeout
 
     def waits(self) -> bool:
         """Return True if it waits for other local ranks."""
@@ -255,10 +275,15 @@ class ExitCourse:
         if self.waits():
             self._exit(now)
 
+    def _exit(self, now: float) -> None:
+        self.stage = Stage.EXITS
+        self.deadline = now + self.exit_timeout
+
     def note_others_finished(self, now: float, is_function: bool) -> None:
         """Note that all others have finished well."""
         if self.stage is not Stage.RUNS:
             return
+
         self.stage = Stage.LAST_RUNS
         self._last_run.others_finished = now
         wait = _REPORT_LAST_RUNS_AFTER
@@ -274,6 +299,8 @@ class ExitCourse:
         left = self.exit_timeout if self._last_run.had_returned else None
         return now - self._last_run.others_finished, left
 
+    # The stop.
+
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
         Stop the worker with its round; return True if it must be signalled.
@@ -285,11 +312,11 @@ class ExitCourse:
             return False
 
         if self.stage is Stage.GROUP:
-            self._kill_at = min(self._kill_at, now + grace)
+            self._times.shorten(grace, now)
             self.deadline = now
             return False
 
-        self.grace, self._others_wait = grace, spare_failed
+        self._times.grace, self._times.others_wait = grace, spare_failed
         self.was_waiting |= self.waits()
         if spare_failed and self._exits_after_failure():
             return False
@@ -302,30 +329,30 @@ class ExitCourse:
 
     def _signal(self, now: float) -> None:
         self.stage = Stage.SIGNALLED
-        self._kill_at = now + self.grace
+        self._times.begin(now)
         # Its group gets the signal at once, or after half of the grace.
-        self.deadline = self._kill_at if self.for_group else now + self.grace / 2
+        self.deadline = self._times.kill_at if self.for_group else now + self._times.grace / 2
 
     def postpone_group(self, now: float) -> None:
         """Delay the signal to its children: it needs them for its present work."""
-        self.deadline = min(self._kill_at, now + _GROUP_LATER)
+        self.deadline = min(self._times.kill_at, now + _GROUP_LATER)
 
     def leaves_time_to_group(self, now: float) -> bool:
         """
         Note that its process has ended before its group; return True if the group has time left.
         """
-        if self.stage is not Stage.SIGNALLED or now >= self._kill_at:
+        if self.stage is not Stage.SIGNALLED or now >= self._times.kill_at:
             return False
         self.stage = Stage.GROUP
         self.deadline = now + _GROUP_LOOK
-        self._patience = now + _GROUP_PATIENCE
-        if self._others_wait:
-            self._kill_at = min(self._kill_at, self._patience)
+        self._times.begin_group(now)
         return True
 
     def patience_is_over(self, now: float) -> bool:
         """Return True if the processes of its group that ignore the signal had their time."""
-        return now >= self._patience
+        return now >= self._times.patience_until
+
+    # Actions, once the deadline is over.
 
     def due(self, now: float, dumped: bool, returned: bool = False) -> list[ExitAction]:
         """
@@ -341,16 +368,17 @@ class ExitCourse:
             case Stage.EXITS | Stage.LAST_RUNS:
                 return self._begin_dump(now)
             case Stage.DUMPS:
-                return self._after_dump(now, dumped, returned)
+                return self._await_dump(now, dumped, returned)
             case Stage.SIGNALLED:
                 return self._after_signal(now)
             case Stage.GROUP:
-                return self._after_group_look(now)
+                return self._look_at_group(now)
             case Stage.KILLED:
                 self.deadline = None
                 return [ExitAction.GIVE_UP]
-
-        return []
+            case _:
+                # A worker that runs, waits or lingers has no deadline.
+                return []
 
     def _begin_dump(self, now: float) -> list[ExitAction]:
         self.stage = Stage.DUMPS
@@ -358,54 +386,61 @@ class ExitCourse:
         self._dump_until = now + _DUMP_LIMIT
         return [ExitAction.DUMP]
 
-    def _after_dump(self, now: float, dumped: bool, returned: bool) -> list[ExitAction]:
+    def _await_dump(self, now: float, dumped: bool, returned: bool) -> list[ExitAction]:
         waits_for_stacks = not dumped and now < self._dump_until
         if waits_for_stacks:
             self.deadline = now + _DUMP_LOOK
             return []
+        return self._after_dump(now, returned)
 
+    def _after_dump(self, now: float, returned: bool) -> list[ExitAction]:
         if self.program.outcome is None:
-            return self._after_look_at_last(now, returned)
-
+            return self._after_dump_of_last(now, returned)
         if self.program.main_part_ended_well() and not self.was_chosen:
-            # Its threads and exit handlers are part of the program, like those of any Python
-            # program.
-            self.stage, self.deadline = Stage.LINGERS, None
-            return [ExitAction.TELL]
-
+            return self._linger()
         return self._end_overdue(now)
 
-    def _after_look_at_last(self, now: float, returned: bool) -> list[ExitAction]:
+    def _after_dump_of_last(self, now: float, returned: bool) -> list[ExitAction]:
         # Stacks may happen to show a function that is about to end: only two in a row count.
         hangs_at_end = returned and self._last_run.had_returned
         if hangs_at_end:
             return self._end_overdue(now)
+
         self.stage = Stage.LAST_RUNS
         self._last_run.had_returned = returned and self.was_chosen
         self.deadline = self._last_run.next_look(now, self.exit_timeout)
         if self._last_run.must_be_reported(now):
-            return [ExitAction.TELL_LAST_RUNS]
+            return [ExitAction.REPORT_LAST_RUNS]
         return []
+
+    def _linger(self) -> list[ExitAction]:
+        # Its threads and exit handlers are part of the program, like those of any Python program.
+        self.stage, self.deadline = Stage.LINGERS, None
+        return [ExitAction.REPORT_OVERDUE]
 
     def _end_overdue(self, now: float) -> list[ExitAction]:
         self.overdue = True
         self._signal(now)
-        return [ExitAction.TELL, ExitAction.TERM]
+        return [ExitAction.REPORT_OVERDUE, ExitAction.TERM]
 
     def _after_signal(self, now: float) -> list[ExitAction]:
-        if now < self._kill_at:
-            self.deadline = self._kill_at
-            return [ExitAction.ASK_GROUP]
+        # The first deadline is that of the group's signal.
+        if now < self._times.kill_at:
+            self.deadline = self._times.kill_at
+            return [ExitAction.SIGNAL_GROUP]
+
         self.stage = Stage.KILLED
         self.deadline = now + KILL_SECONDS
         return [ExitAction.KILL]
 
-    def _after_group_look(self, now: float) -> list[ExitAction]:
-        if now < self._kill_at:
-            self.deadline = min(self._kill_at, now + _GROUP_LOOK)
+    def _look_at_group(self, now: float) -> list[ExitAction]:
+        if now < self._times.kill_at:
+            self.deadline = min(self._times.kill_at, now + _GROUP_LOOK)
             return [ExitAction.LOOK_AT_GROUP]
         self.deadline = None
         return [ExitAction.END_GROUP]
+
+    # The end of the process.
 
     def facts_of_end(self, code: int) -> dict[str, object]:
         """Return the facts for the launcher on the end of the process, which ended with *code*."""

@@ -145,18 +145,18 @@ class WorkerProcess:
         # By its own handle: there may be no free descriptor for the handles above.
         signal_process(self.handle, signal.SIGKILL)
 
-    def ask_group(self) -> None:
+    def signal_group(self) -> None:
         """Send the stop signal to the processes that it started in its group, but not to itself again."""
         for pid in self.others_in_group():
             signal_descendant(os.getpid(), pid, self.signum)
             signal_descendant(os.getpid(), pid, signal.SIGCONT)
 
-    def ask_group_unless_writing(self) -> None:
-        """Do as `ask_group`, or later: the worker could not save without its children."""
+    def signal_group_unless_writing(self) -> None:
+        """Do as `signal_group`, or later: the worker could not save without its children."""
         if self.is_writing():
             self.course.postpone_group(monotonic())
         else:
-            self.ask_group()
+            self.signal_group()
 
     def has_lost_its_group(self) -> bool:
         """Return True if no process of its group is left that could handle the signal."""
@@ -249,7 +249,7 @@ class LiveWorkers:
     def listen(self) -> None:
         """Open the pipe through which workers announce the outcomes of their programs."""
         self.notices.open()
-        self._selector.register(self.notices.fileno(), selectors.EVENT_READ, self.hear)
+        self._selector.register(self.notices.fileno(), selectors.EVENT_READ, self.read_notices)
 
     def begin_round(self, number: int) -> None:
         """Forget the round before."""
@@ -276,7 +276,7 @@ class LiveWorkers:
     def all_ended_well(self) -> bool:
         """Return True if the programs of all that are left have announced their success."""
         # A program that has just announced it counts.
-        self.hear()
+        self.read_notices()
         return all(each.course.program.ended_well() for each in self._live.values())
 
     def own(self) -> list[int]:
@@ -307,7 +307,7 @@ class LiveWorkers:
         With *spare* those whose programs failed keep the time for their exit handlers.
         """
         # A worker that failed, or waits for others, may just have announced it.
-        self.hear()
+        self.read_notices()
         self.release.give()
         now = monotonic()
         is_another = self._stopping is None or self._stopping.signum != signum
@@ -351,15 +351,15 @@ class LiveWorkers:
         match act:
             case ExitAction.DUMP:
                 worker.dump()
-            case ExitAction.TELL:
+            case ExitAction.REPORT_OVERDUE:
                 self._report_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
-            case ExitAction.TELL_LAST_RUNS:
+            case ExitAction.REPORT_LAST_RUNS:
                 seconds, left = course.time_of_last_runs(monotonic())
                 self._report_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
             case ExitAction.TERM:
                 worker.ask(signal.SIGTERM)
-            case ExitAction.ASK_GROUP:
-                worker.ask_group_unless_writing()
+            case ExitAction.SIGNAL_GROUP:
+                worker.signal_group_unless_writing()
             case ExitAction.LOOK_AT_GROUP:
                 if worker.has_lost_its_group():
                     self._reap(worker)
@@ -394,7 +394,7 @@ class LiveWorkers:
 
     # Outcomes and ends.
 
-    def hear(self) -> None:
+    def read_notices(self) -> None:
         """Read the workers' announcements on the outcomes of their programs."""
         data = self.notices.receive()
         if not data:
@@ -414,19 +414,19 @@ class LiveWorkers:
         if report:
             # No file could hold the report: it came through the pipe.
             worker.left.put_report(report)
-        if worker.course.heard(outcome, status, monotonic()):
+        if worker.course.announced(outcome, status, monotonic()):
             self._tell("failed", worker, worker.left.reports(), exitcode=status)
 
     def _ended(self, worker: WorkerProcess) -> None:
         # Its announcements before its end count, and are in the pipe by now.
-        self.hear()
+        self.read_notices()
         # It stays a zombie until its group is killed: so no other process has its number.
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
         if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
             # Processes of a group that is signalled as a whole have the signal already.
             if not worker.course.for_group:
-                worker.ask_group()
+                worker.signal_group()
         else:
             self._reap(worker)
 

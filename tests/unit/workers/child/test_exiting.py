@@ -17,7 +17,7 @@ MAIN_PARTS = [ProgramOutcome.RETURNED, ProgramOutcome.ENDED]
 def until_told(course: ExitCourse, now: float) -> list[ExitAction]:
     """What is done from *now* on, the stacks being written at once, until the launcher is told."""
     acts: list[ExitAction] = []
-    while ExitAction.TELL not in acts:
+    while ExitAction.REPORT_OVERDUE not in acts:
         assert course.deadline is not None
         now = max(now, course.deadline)
         acts += course.due(now, dumped=True)
@@ -29,7 +29,7 @@ def test_a_failure_is_news_when_it_is_announced(outcome: ProgramOutcome, status:
     """Not only when the process ends."""
     course = ExitCourse(10.0)
 
-    assert course.heard(outcome, status, now=1.0)
+    assert course.announced(outcome, status, now=1.0)
     assert (True, Stage.EXITS, 11.0) == (course.program.failed(), course.stage, course.deadline)
 
 
@@ -37,12 +37,12 @@ def test_a_failure_is_news_when_it_is_announced(outcome: ProgramOutcome, status:
 def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: ProgramOutcome, status: int) -> None:
     """The stacks first, then the ladder."""
     course = ExitCourse(10.0)
-    course.heard(outcome, status, now=0.0)
+    course.announced(outcome, status, now=0.0)
 
     assert [] == course.due(9.9, dumped=False)
-    assert [ExitAction.DUMP, ExitAction.TELL, ExitAction.TERM] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 10.0)
     assert course.deadline is not None
-    assert [ExitAction.ASK_GROUP] == course.due(course.deadline, dumped=True)
+    assert [ExitAction.SIGNAL_GROUP] == course.due(course.deadline, dumped=True)
     assert [ExitAction.KILL] == course.due(course.deadline, dumped=True)
     assert [ExitAction.GIVE_UP] == course.due(course.deadline, dumped=True)
     assert course.deadline is None
@@ -51,14 +51,14 @@ def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: Program
 def ended_well(outcome: ProgramOutcome, *, was_chosen: bool = False) -> ExitCourse:
     """The course of one with *outcome* at 0, which waits for no other rank."""
     course = ExitCourse(10.0, was_chosen)
-    course.heard(outcome, 0, now=0.0)
+    course.announced(outcome, 0, now=0.0)
     course.release(0.0)
     return course
 
 
 def test_a_function_that_returned_waits_as_long_as_others_run() -> None:
     course = ExitCourse(10.0, was_chosen=True)
-    course.heard(ProgramOutcome.RETURNED, 0, now=1.0)
+    course.announced(ProgramOutcome.RETURNED, 0, now=1.0)
 
     assert (True, None) == (course.waits(), course.deadline)
     course.release(100.0)
@@ -70,7 +70,7 @@ def test_a_function_that_returned_waits_as_long_as_others_run() -> None:
 @pytest.mark.parametrize(("outcome", "status"), [*FAILING, (ProgramOutcome.RETURNED, 1), (ProgramOutcome.ENDED, 0)])
 def test_none_but_a_function_that_returned_waits(outcome: ProgramOutcome, status: int) -> None:
     course = ExitCourse(10.0)
-    course.heard(outcome, status, now=0.0)
+    course.announced(outcome, status, now=0.0)
 
     assert not course.waits()
 
@@ -78,7 +78,7 @@ def test_none_but_a_function_that_returned_waits(outcome: ProgramOutcome, status
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
 def test_a_stop_knows_who_waited_then(outcome: ProgramOutcome) -> None:
     course = ExitCourse(10.0)
-    course.heard(outcome, 0, now=0.0)
+    course.announced(outcome, 0, now=0.0)
 
     assert course.stop(30.0, 1.0, spare_failed=True) and course.stop(5.0, 2.0, spare_failed=False)
 
@@ -90,7 +90,7 @@ def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: ProgramO
     """Threads that work on are a legitimate program, whether it is a script or a function."""
     course = ended_well(outcome)
 
-    assert [ExitAction.DUMP, ExitAction.TELL] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE] == until_told(course, 10.0)
     assert (Stage.LINGERS, None, False) == (course.stage, course.deadline, course.overdue)
 
 
@@ -100,7 +100,7 @@ def test_chosen_timeout_makes_a_failure_of_a_program_that_ended_well(outcome: Pr
     """What its threads were at is cut off, also where the process takes the signal for an order to end with 0."""
     course = ended_well(outcome, was_chosen=True)
 
-    assert [ExitAction.DUMP, ExitAction.TELL, ExitAction.TERM] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 10.0)
     assert (code or -15) == course.exitcode(code)
 
 
@@ -112,9 +112,9 @@ def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, ou
     if told_before:
         until_told(course, 10.0)
 
-    assert not course.heard(ProgramOutcome.CLOSING, 0, now=50.0)
+    assert not course.announced(ProgramOutcome.CLOSING, 0, now=50.0)
     assert 60.0 == course.deadline
-    assert [ExitAction.DUMP, ExitAction.TELL, ExitAction.TERM] == until_told(course, 60.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 60.0)
     assert 0 == course.exitcode(-15)
 
 
@@ -148,7 +148,7 @@ def test_the_last_worker_is_told_of_once_and_may_take_any_time(
     """It may write a checkpoint."""
     course = last_runs(exit_timeout, was_chosen=was_chosen, is_function=is_function)
 
-    assert [(30.0, ExitAction.TELL_LAST_RUNS)] == looked_at(course, [returned] * 9)
+    assert [(30.0, ExitAction.REPORT_LAST_RUNS)] == looked_at(course, [returned] * 9)
     assert (30.0, None) == course.time_of_last_runs(30.0)
 
 
@@ -158,16 +158,16 @@ def test_chosen_timeout_ends_a_function_that_returned_at_both_looks(exit_timeout
     course = last_runs(exit_timeout)
     told, (second, *ended) = looked_at(course, [True])[0], (course.deadline, *looked_at(course, [True]))
 
-    assert ((first, ExitAction.TELL_LAST_RUNS), exit_timeout) == (told, course.time_of_last_runs(first)[1])
+    assert ((first, ExitAction.REPORT_LAST_RUNS), exit_timeout) == (told, course.time_of_last_runs(first)[1])
     assert second == pytest.approx(first + exit_timeout, abs=0.1)
-    assert [(second, ExitAction.TELL), (second, ExitAction.TERM)] == ended
+    assert [(second, ExitAction.REPORT_OVERDUE), (second, ExitAction.TERM)] == ended
     assert (-15, exit_timeout) == (course.exitcode(-15), course.facts_of_end(-15)["overdue"])
 
 
 def test_a_function_that_works_at_the_second_look_runs_on() -> None:
     course = last_runs(2.0)
 
-    assert [(2.0, ExitAction.TELL_LAST_RUNS)] == looked_at(course, [True, False, False])
+    assert [(2.0, ExitAction.REPORT_LAST_RUNS)] == looked_at(course, [True, False, False])
     assert (None, False) == (course.deadline, course.overdue)
 
 
@@ -176,14 +176,14 @@ def test_stacks_that_were_not_seen_end_no_last_worker() -> None:
     course.due(30.0, dumped=False)
 
     assert [] == course.due(30.0 + _exiting._DUMP_LOOK, dumped=False)
-    assert [ExitAction.TELL_LAST_RUNS] == course.due(30.0 + _exiting._DUMP_LIMIT, dumped=False)
+    assert [ExitAction.REPORT_LAST_RUNS] == course.due(30.0 + _exiting._DUMP_LIMIT, dumped=False)
     assert course.deadline is None
 
 
 def test_last_worker_has_its_whole_exit_timeout_after_its_program() -> None:
     course = last_runs(10.0)
 
-    course.heard(ProgramOutcome.RETURNED, 0, now=9.0)
+    course.announced(ProgramOutcome.RETURNED, 0, now=9.0)
     course.release(9.0)
 
     assert (Stage.EXITS, 19.0) == (course.stage, course.deadline)
@@ -195,7 +195,7 @@ def test_worker_that_is_over_or_stopped_is_not_the_last_that_runs(stops: bool) -
     if stops:
         course.stop(30.0, 0.0, spare_failed=False)
     else:
-        course.heard(ProgramOutcome.RETURNED, 0, now=0.0)
+        course.announced(ProgramOutcome.RETURNED, 0, now=0.0)
     stage = course.stage
 
     course.note_others_finished(0.0, is_function=True)
@@ -206,14 +206,14 @@ def test_worker_that_is_over_or_stopped_is_not_the_last_that_runs(stops: bool) -
 def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
     """Where it is stopped because of a failure; an operator's signal reaches everyone."""
     course, other = ExitCourse(10.0), ExitCourse(10.0)
-    course.heard(ProgramOutcome.RAISED, 1, now=0.0)
+    course.announced(ProgramOutcome.RAISED, 1, now=0.0)
 
     assert not course.stop(30.0, now=1.0, spare_failed=True)
     assert 10.0 == course.deadline
     assert other.stop(30.0, now=1.0, spare_failed=True)
     assert course.stop(30.0, now=2.0, spare_failed=False)
     assert (Stage.SIGNALLED, 17.0) == (course.stage, course.deadline)
-    assert [ExitAction.ASK_GROUP] == course.due(17.0, dumped=True)
+    assert [ExitAction.SIGNAL_GROUP] == course.due(17.0, dumped=True)
     assert 32.0 == course.deadline
 
 
@@ -274,38 +274,38 @@ def test_nothing_is_stronger_than_the_kill() -> None:
 
 def test_exit_code_of_a_program_outlives_our_signal_to_its_process() -> None:
     """Only where we sent it: a crash in an exit handler is a crash."""
-    returned, crashed, asked = ExitCourse(), ExitCourse(), ExitCourse()
-    returned.heard(ProgramOutcome.RETURNED, 0, now=0.0)
-    crashed.heard(ProgramOutcome.RETURNED, 0, now=0.0)
+    returned, crashed, stopped = ExitCourse(), ExitCourse(), ExitCourse()
+    returned.announced(ProgramOutcome.RETURNED, 0, now=0.0)
+    crashed.announced(ProgramOutcome.RETURNED, 0, now=0.0)
     returned.stop(1.0, now=1.0, spare_failed=False)
-    asked.stop(1.0, now=1.0, spare_failed=False)
+    stopped.stop(1.0, now=1.0, spare_failed=False)
 
-    assert (0, -11, -15) == (returned.exitcode(-15), crashed.exitcode(-11), asked.exitcode(-15))
+    assert (0, -11, -15) == (returned.exitcode(-15), crashed.exitcode(-11), stopped.exitcode(-15))
 
 
 @pytest.mark.parametrize("code", [-11, -6, 9, 0])
 def test_a_final_status_stands_however_the_process_ends(code: int) -> None:
     """All that was to be written is written; only finalizers are left, whose crash is told of."""
     course = ExitCourse()
-    course.heard(ProgramOutcome.ENDED, 0, now=0.0)
-    course.heard(ProgramOutcome.CLOSING, 0, now=0.0)
+    course.announced(ProgramOutcome.ENDED, 0, now=0.0)
+    course.announced(ProgramOutcome.CLOSING, 0, now=0.0)
 
-    assert not course.heard(ProgramOutcome.FINAL, 0, now=0.0)
+    assert not course.announced(ProgramOutcome.FINAL, 0, now=0.0)
     assert (0, code != 0) == (course.exitcode(code), course.crashed_late(code))
 
 
 def test_output_that_was_lost_at_the_end_is_in_the_final_status() -> None:
     course = ExitCourse()
-    course.heard(ProgramOutcome.RETURNED, 0, now=0.0)
+    course.announced(ProgramOutcome.RETURNED, 0, now=0.0)
 
-    course.heard(ProgramOutcome.FINAL, 120, now=0.0)
+    course.announced(ProgramOutcome.FINAL, 120, now=0.0)
 
     assert (120, False) == (course.exitcode(120), course.crashed_late(120))
 
 
 def test_who_is_stopped_in_its_last_moments_has_not_crashed() -> None:
     course = ExitCourse()
-    course.heard(ProgramOutcome.FINAL, 0, now=0.0)
+    course.announced(ProgramOutcome.FINAL, 0, now=0.0)
     course.stop(1.0, now=1.0, spare_failed=False)
 
     assert (0, False) == (course.exitcode(-15), course.crashed_late(-15))
@@ -313,12 +313,12 @@ def test_who_is_stopped_in_its_last_moments_has_not_crashed() -> None:
 
 def test_stacks_that_never_come_hold_nobody_up() -> None:
     course = ExitCourse(1.0)
-    course.heard(ProgramOutcome.RAISED, 1, now=0.0)
+    course.announced(ProgramOutcome.RAISED, 1, now=0.0)
     acts, now = course.due(1.0, dumped=False), 1.0
-    while ExitAction.TELL not in acts:
+    while ExitAction.REPORT_OVERDUE not in acts:
         assert course.deadline is not None
         now = course.deadline
         acts += course.due(now, dumped=False)
 
-    assert [ExitAction.DUMP, ExitAction.TELL, ExitAction.TERM] == acts
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == acts
     assert now <= 1.1 + _exiting._DUMP_LIMIT

@@ -108,7 +108,7 @@ class Yard:
     def out_of_time(self) -> None:
         """Let the deadlines of all workers pass."""
         for live in list(self.workers_left._live.values()):
-            live.course.deadline = live.course._kill_at = 0.0
+            live.course.deadline = live.course._times.kill_at = 0.0
             self.workers_left._look_at(live)
 
     def said(self) -> list[Message]:
@@ -236,10 +236,10 @@ def test_a_group_gets_the_signal_at_half_time_unless_its_worker_writes(
 
     if is_writing:
         assert [] == yard.children
-        assert 0.0 < live.course.deadline < live.course._kill_at
+        assert 0.0 < live.course.deadline < live.course._times.kill_at
     else:
         assert [(77, signal.SIGTERM), (77, signal.SIGCONT)] == yard.children
-        assert live.course.deadline == live.course._kill_at
+        assert live.course.deadline == live.course._times.kill_at
 
 
 def test_group_of_a_stopped_worker_has_the_rest_of_the_time(yard: Yard) -> None:
@@ -453,7 +453,7 @@ def announced(yard: Yard, live: WorkerProcess, outcome: ProgramOutcome, status: 
     """Have *live* announce the outcome of its program, as its process would."""
     writing = yard.workers_left.notices._ends[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
-    yard.workers_left.hear()
+    yard.workers_left.read_notices()
 
 
 def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
@@ -590,6 +590,6 @@ def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
     yard.worker(0)
     os.write(yard.workers_left.notices._ends[1], struct.pack("!iBi", 1, ProgramOutcome.RAISED, 1) + b"and more")
 
-    yard.workers_left.hear()
+    yard.workers_left.read_notices()
 
     assert yard.said() == []
