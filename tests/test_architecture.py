@@ -171,6 +171,7 @@ PURE = [
     "preload/_import_watch.py",
     "logs/_layout.py",
     "logs/_lines.py",
+    "logs/_bar_rows.py",
     "logs/_bar_text.py",
     "agent/_policy.py",
     "agent/_repeats.py",

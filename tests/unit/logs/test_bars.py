@@ -8,7 +8,8 @@ import re
 import pytest
 from hypothesis import example, given, strategies as st
 
-from elasticlib.logs._bar_text import BAR_PERIOD, BarAssembler
+from elasticlib.logs._bar_rows import BAR_PERIOD
+from elasticlib.logs._bar_text import BarAssembler
 from elasticlib.logs._lines import LONGEST_LINE, LineAssembler
 
 PREFIX = b"[0] "
