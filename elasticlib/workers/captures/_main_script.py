@@ -490,28 +490,33 @@ _DEPTH = 20
 
 def overlay_of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend) -> dict[str, Any]:
     """
-    Return the variables that *functions* of *script* use and that a worker's import may not have
-    like that.
+    Return, by name, the variables that workers put over those of their own import of *script*.
 
-    The result is by name. Raise `PicklingError` for one that the import lacks and that cannot be
-    sent.
+    *functions* use them, and the import may make other ones:
+
+    ===========================================================  ==================================
+    variable                                                     in the result
+    ===========================================================  ==================================
+    made by the import, and not changed since                    no
+    function or class of the script                              no: it is sent by its name
+    may have changed                                             its value
+    not made by the import, as far as the text shows             `IfAbsent` with its value
+    cannot be sent, and the import may make it                   `Incomplete`: the worker compares
+    cannot be sent, and the import certainly does not make it    `PicklingError` is raised
+    ===========================================================  ==================================
     """
     found: dict[str, Any] = {}
     text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
         may_have_changed = _may_have_changed(name, value, text)
-
-        # A worker's own import makes it, with that worker's content.
-        if name in text.defined and not may_have_changed:
+        is_made_by_import = name in text.defined and not may_have_changed
+        if is_made_by_import or _is_sent_by_name(value, script):
             continue
 
-        # A function or class of the script is sent by its name.
-        if script.defines(value) and script.is_own(value):
-            continue
         try:
             try_to_send(value, script)
         except Exception as error:
-            # No import makes this variable, so the function could not run.
+            # The function could not run in the workers.
             if text.surely_lacks(name):
                 raise PicklingError(_refusal(name, value, functions, error)) from error
             found[name] = _incomplete(name, value, script, try_to_send, error)
@@ -519,6 +524,11 @@ def overlay_of(script: ImportableMain, functions: Sequence[Any], try_to_send: Tr
             found[name] = value if may_have_changed else _main.IfAbsent(value)
 
     return found
+
+
+def _is_sent_by_name(value: Any, script: ImportableMain) -> bool:
+    """Return True for a function or class of the script."""
+    return script.defines(value) and script.is_own(value)
 
 
 def _incomplete(
