@@ -156,6 +156,7 @@ class CoordinatedHandler(RendezvousHandler):
         if self._fixed:
             return
 
+        # Under one lock with the request: an agent cannot take the place in between.
         with self._turned:
             if self._notes.is_over:
                 self._closed = True
@@ -163,19 +164,29 @@ class CoordinatedHandler(RendezvousHandler):
                 return
 
             if self._agents_member is not None:
-                self._closed = True
-                with contextlib.suppress(RendezvousClosedError):  # the agent has finished
-                    self._post_close(self._agents_member)
+                self._close_for_agent(self._agents_member)
                 return
 
-            member = self._open()
-            is_known = self._node.is_known
-            self._post_close(member)
-            if not is_known:
-                member.join(1, ROLE)  # a node that never asked for ranks gets no answer
+            self._request_close()
 
         self._wait_until_closed()
         self._closed = True
+
+    def _close_for_agent(self, member: HandlerMembership) -> None:
+        """Request the end of the job in the place of this node's agent, which gets the answer."""
+        self._closed = True
+        # The agent may have finished.
+        with contextlib.suppress(RendezvousClosedError):
+            self._post_close(member)
+
+    def _request_close(self) -> None:
+        """Request the end of the job; the answer is among the notices."""
+        member = self._open()
+        is_known = self._node.is_known
+        self._post_close(member)
+        # The coordinator answers only nodes that have asked for ranks.
+        if not is_known:
+            member.join(1, ROLE)
 
     def _post_close(self, member: HandlerMembership) -> None:
         member.post(Close(member.node, f"node {self.job.node} closed it"))
@@ -213,7 +224,7 @@ class CoordinatedHandler(RendezvousHandler):
         With backend ``static`` this node's part is reported as done instead, and the others
         continue.
         """
-        heard = True
+        is_confirmed = True
         try:
             if self._fixed:
                 self._node.report_success()
@@ -222,10 +233,10 @@ class CoordinatedHandler(RendezvousHandler):
         except ElasticError as error:
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
             # The other nodes of a static job continue without this one: nothing failed for them.
-            heard = self._fixed
+            is_confirmed = self._fixed
 
         self._release()
-        return heard
+        return is_confirmed
 
     @contextlib.contextmanager
     def open_membership(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
