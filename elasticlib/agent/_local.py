@@ -414,9 +414,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _watch_stop(self, signum: signal.Signals, limit: float | None) -> None:
         """Wait for the workers' end or a reason to stop them faster, for at most *limit* s."""
-        hears = self._broken is None
-        watched: list[Waitable] = [self._signals, self._processes, *([self._member] if hears else [])]
-        wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
+        is_connected = self._broken is None
+        watched: list[Waitable] = [self._signals, self._processes, *([self._member] if is_connected else [])]
+        wait_readable(watched, soonest(limit, self._member.poll_timeout() if is_connected else None))
         for stop in self._requests():
             self._events.append(stop)
             # A user who repeats SIGINT wants an end now; schedulers repeat other signals routinely.

@@ -153,8 +153,8 @@ def _preempted(end: Finish, stop: StopRequested, results: Mapping[int, Any]) -> 
 
 def _preempted_elsewhere(why: str, results: Mapping[int, Any]) -> ElasticError:
     """Return the error of a node whose job ends with another node, which had to end: all work is saved here."""
-    said = f"{why}: the workers of process {os.getpid()} were asked to stop, and have returned"
-    return PreemptedError(said, signal.SIGTERM, dict(results))
+    message = f"{why}: the workers of process {os.getpid()} were asked to stop, and have returned"
+    return PreemptedError(message, signal.SIGTERM, dict(results))
 
 
 def _error_of_job(end: Finish, final: Final, results: Mapping[int, Any]) -> ElasticError | None:

@@ -23,11 +23,11 @@ def reaper_lost(reaper: ChildProcess) -> HelperLostError | None:
     return HelperLostError.of("reaper", reaper.pid, -status) if status < 0 else None
 
 
-def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -> StartError:
+def fork_server_lost(reaper: ChildProcess, process: Process | None, output: str) -> StartError:
     """
     Return the reason why a fork server has ended: its own end, or that of its *reaper*.
 
-    *said* is what the fork server wrote to its stderr. *process* is the fork server, None if it
+    *output* is what the fork server wrote to its stderr. *process* is the fork server, None if it
     was still at its imports.
     """
     is_importing = process is None
@@ -45,16 +45,16 @@ def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -
     is_unknown = status is None or not is_importing
 
     # An import that fails writes the reason to stderr, and a crash shows in the signal.
-    was_killed = status == signal.SIGKILL or (is_unknown and not said)
+    was_killed = status == signal.SIGKILL or (is_unknown and not output)
     if was_killed:
         pid = 0 if process is None else process.pid
         code = status or 0
         return HelperLostError.of("fork server", pid, code)
 
-    return _unexpected_end(status, said)
+    return _unexpected_end(status, output)
 
 
-def _unexpected_end(status: int | None, said: str) -> StartError:
+def _unexpected_end(status: int | None, output: str) -> StartError:
     how = f" ({name_of_signal(status)})" if status else ""
-    reason = f": {said}" if said else FROM_OUTSIDE
+    reason = f": {output}" if output else FROM_OUTSIDE
     return StartError(f"the fork server process ended unexpectedly{how}{reason}")

@@ -71,12 +71,12 @@ class ImportWatch:
         return None if self._due is None else max(0.0, self._due - now)
 
     def tend(self, ask: Callable[[], object], now: float) -> None:
-        """Call *ask* if a question is due; pass the answer to `heard`."""
+        """Call *ask* if a question is due; pass the answer to `note_answer`."""
         if self._due is not None and now >= self._due:
             self._due, self._awaited = None, self._due
             ask()
 
-    def heard(self, stacks: str) -> None:
+    def note_answer(self, stacks: str) -> None:
         """Add the worker's place; an empty text, or one in brackets, does not show it."""
         due, self._awaited = self._awaited, None
 

@@ -331,9 +331,9 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         return True
 
     def _refuse(self, why: str) -> None:
-        self._refusals, said = self._refusals.refuse("request", why, monotonic())
-        if said is not None:
-            _log.warning("the timer pipe %s holds %s", self._file_path, said)
+        self._refusals, line = self._refusals.refuse("request", why, monotonic())
+        if line is not None:
+            _log.warning("the timer pipe %s holds %s", self._file_path, line)
 
     # Start and end.
 

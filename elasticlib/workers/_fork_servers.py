@@ -149,7 +149,7 @@ class ForkServer:
         """
         self._sending = threading.Lock()
         self._failure: Exception | None = None
-        self._said = processes.anonymous_file("fork server-stderr")
+        self._stderr = processes.anonymous_file("fork server-stderr")
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
@@ -162,7 +162,7 @@ class ForkServer:
             [*reaper, key.python, *key.flags, "-u", "-c", _FORK_SERVER_BOOT, order],
             environment,
             theirs.fileno(),
-            self._said,
+            self._stderr,
         )
         theirs.close()
         self._guard = Helper("reaper", self._reaper)
@@ -303,7 +303,7 @@ class ForkServer:
         self._reaper.send(signal.SIGKILL)
 
     def _words(self) -> str:
-        return _report.read_text(self._said).strip()
+        return _report.read_text(self._stderr).strip()
 
     def failure(self, child: str, pid: int = 0) -> Exception:
         """
@@ -357,7 +357,7 @@ class ForkServer:
 
         self._reaper.wait(KILL_SECONDS + 1)
         self._imports.end()
-        os.close(self._said)
+        os.close(self._stderr)
 
     def _wake(self) -> None:
         """Continue the processes: one that was stopped from outside reads no messages."""

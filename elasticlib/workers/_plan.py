@@ -264,7 +264,7 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
         raise EntrypointError(f"module and no_python cannot be used with a callable ({entry!r}): leave them out")
 
     target = check_function(entry)
-    job = _saying(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
+    job = _with_common(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
     if start_method != "forkserver":
         _refuse_preload(spec)
     # Nothing is pickled: a forked worker has a copy of this program.
@@ -279,7 +279,7 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     shared = None if packed.names is None else sorted(packed.names)
     python = fresh_command(sys.executable, flags)
-    job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
+    job = _with_common(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")
     return _from_fork_server(
         evolve(job, memories=packed.memories(), search_path=tuple(import_path())),
@@ -355,7 +355,7 @@ def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 def _module(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
     if not _MODULE.fullmatch(entry):
         raise EntrypointError(f"module {entry!r} is not a dotted name such as pkg.mod (without .py)")
-    job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
+    job = _with_common(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
     return _by_interpreter(job, spec, ["-u", "-m", entry], start_method)
 
 
@@ -364,7 +364,7 @@ def _script_by_rank(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan
     Return the job in which each worker has a script of its own, which its own interpreter finds.
     """
     python, flags = _interpreter(job.common.env)
-    job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
+    job = _with_common(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
     return _from_fork_server(evolve(job, args=(entry, *job.args)), spec, "spawn")
 
 
@@ -378,7 +378,7 @@ def _is_script(spec: WorkerSpec, entry: str) -> bool:
 def _any_program(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan:
     program = _program(entry, job.common.env)
     _refuse_preload(spec)
-    job = _saying(job, signals_group=True, kind="program", argv=[program], fresh=False)
+    job = _with_common(job, signals_group=True, kind="program", argv=[program], fresh=False)
     return _from_fork_server(job, spec, "spawn")
 
 
@@ -394,7 +394,7 @@ def _by_interpreter(
     environment = job.common.env
     python, flags = _interpreter(environment)
     if python == sys.executable or importable_by(python, environment):
-        job = _saying(job, python=fresh_command(python, flags))
+        job = _with_common(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
         return _from_fork_server(evolve(job, search_path=path), spec, start_method, python, flags, text=text)
 
@@ -409,7 +409,7 @@ def _by_interpreter(
         "reports contain no traceback unless the script uses @record",
         stacklevel=2,
     )
-    job = _saying(job, kind="program", argv=[python, *flags, *command], fresh=False)
+    job = _with_common(job, kind="program", argv=[python, *flags, *command], fresh=False)
     return _from_fork_server(job, spec, "spawn")
 
 
@@ -421,17 +421,17 @@ def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
     if _can_be_read_once(entry):
         text = _read_once(entry)
         path0 = "" if entry == STDIN else folder_of_script(entry)
-        return evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
+        return evolve(_with_common(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
     _check_script(entry)
     path = absolute_path(entry)
     if _is_package(path, entry):
-        return _saying(job, kind="package", argv=[entry], path0=path), None
-    return _saying(job, kind="script", argv=[entry], path0=folder_of_script(entry)), None
+        return _with_common(job, kind="package", argv=[entry], path0=path), None
+    return _with_common(job, kind="script", argv=[entry], path0=folder_of_script(entry)), None
 
 
-def _saying(job: LaunchPlan, **said: Any) -> LaunchPlan:
+def _with_common(job: LaunchPlan, **changes: Any) -> LaunchPlan:
     """Return *job* with more settings for all its workers."""
-    return evolve(job, common=replace(job.common, **said))
+    return evolve(job, common=replace(job.common, **changes))
 
 
 def shown_by_caller(job: LaunchPlan, *, errors: bool, display_key: str, ranks: Sequence[int] | None) -> LaunchPlan:
@@ -440,7 +440,7 @@ def shown_by_caller(job: LaunchPlan, *, errors: bool, display_key: str, ranks: S
 
     It shows the displayed objects of *ranks*.
     """
-    return _saying(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
+    return _with_common(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
 
 
 def serving_caller(job: LaunchPlan) -> LaunchPlan:
@@ -448,7 +448,7 @@ def serving_caller(job: LaunchPlan) -> LaunchPlan:
     Return *job* for a pool, a test or a cell: it leaves no process of its workers, not even a
     detached one.
     """
-    return _saying(job, serves_caller=True)
+    return _with_common(job, serves_caller=True)
 
 
 def ignoring(job: LaunchPlan, signums: Iterable[int]) -> LaunchPlan:
@@ -483,7 +483,7 @@ def _from_fork_server(
             "breakpoints; preload=%r is ignored",
             ",".join(spec.preload),
         )
-        job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
+        job = _with_common(job, fresh=True, python=followed_by_debugger(job.common.python))
         start_method = "spawn"
 
     # Each worker becomes a new interpreter, so the fork server imports nothing.
@@ -495,7 +495,7 @@ def _from_fork_server(
     if key.is_automatic:
         chosen = choose_preload(job.common, function, text)
         key = evolve(key, preload=chosen.modules)
-        job = _saying(job, threads=chosen.threads or job.common.threads)
+        job = _with_common(job, threads=chosen.threads or job.common.threads)
 
     return evolve(job, fork_server=key)
 

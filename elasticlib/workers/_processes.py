@@ -46,7 +46,7 @@ from elasticlib.processes import (
     wait_until_gone,
 )
 from elasticlib.spec import LogsDest
-from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
+from elasticlib.workers import _failure, _launch_events as events, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers.child._should_stop import StopBoard
@@ -88,35 +88,35 @@ class LocalRound:
     memory_kills: int = 0
     """Number of out-of-memory kills in this cgroup before the round."""
     pids: dict[int, int] = Factory(dict)
-    exits: dict[int, heard.Exit] = Factory(dict)
-    failed: dict[int, heard.Exit] = Factory(dict)
+    exits: dict[int, events.Exit] = Factory(dict)
+    failed: dict[int, events.Exit] = Factory(dict)
     """Facts on workers whose programs failed."""
     noticed: dict[int, float] = Factory(dict)
     """Unix time at which the end or failure of a worker was noticed."""
     is_stopped: bool = False
     """True if the spawner has reported that no process is left."""
-    lost: heard.SpawnerLost | None = None
+    lost: events.SpawnerLost | None = None
     """The reason why all workers are gone at once."""
-    store: heard.RoundStoreEnded | None = None
+    store: events.RoundStoreEnded | None = None
     """The end of the round's store."""
     store_gone_at: float = 0.0
 
-    def note(self, event: heard.Event) -> None:
+    def note(self, event: events.Event) -> None:
         """Note an *event* of this round, if it concerns the ends of its workers."""
         match event:
-            case heard.Exit():
+            case events.Exit():
                 self.exits[event.local_rank] = event
                 self.noticed.setdefault(event.local_rank, wall_time())
-            case heard.ProgramFailed(end):
+            case events.ProgramFailed(end):
                 self.failed[end.local_rank] = end
                 self.noticed[end.local_rank] = wall_time()
-            case heard.AllStopped():
+            case events.AllStopped():
                 self.is_stopped = True
-            case heard.RoundStoreEnded():
+            case events.RoundStoreEnded():
                 if self.store is None:
                     self.store = event
                 self.store_gone_at = wall_time()
-            case heard.SpawnerLost():
+            case events.SpawnerLost():
                 # The first loss is the reason of the later ones.
                 if self.lost is None:
                     self.lost = event
@@ -125,7 +125,7 @@ class LocalRound:
         """Return the process ids of the workers that have not ended, by local rank."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
 
-    def ends(self) -> dict[int, heard.Exit]:
+    def ends(self) -> dict[int, events.Exit]:
         """Return the present or coming ends of workers, by what is known now."""
         return {**self.failed, **self.exits}
 
@@ -154,13 +154,13 @@ class LocalRound:
         # After a success with *spare_failed* there may be detached processes, which end now.
         return spare_failed and self.all_succeeded()
 
-    def now(self, local_rank: int, board: Board | None) -> heard.WorkerNow:
+    def now(self, local_rank: int, board: Board | None) -> events.WorkerNow:
         """Return the state of the worker *local_rank*, which reports its progress to *board*."""
         progress = None if board is None else board.read(local_rank)
         stdout = self.dest.stdouts.get(local_rank, "")
         stderr = self.dest.stderrs.get(local_rank, "")
         pid, end = self.pids.get(local_rank, 0), self.ends().get(local_rank)
-        return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
+        return events.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
 
     def serves_others(self) -> bool:
         """Return True if this node has the store of this round, and workers of other nodes use it too."""
@@ -206,7 +206,7 @@ class LocalRound:
             found[rank_base + blamed] = _failure.lost_store(store, blamed, rank_base, kills, self.store_gone_at)
         return found
 
-    def _missed_store(self) -> heard.RoundStoreEnded | None:
+    def _missed_store(self) -> events.RoundStoreEnded | None:
         """Return the end of the round's store, if workers of this node or of others needed it."""
         store = self.store
         if store is None:
@@ -561,10 +561,10 @@ class Processes:
         for event in client.drain():
             self.round.note(event)
             match event:
-                case heard.StacksRead():
+                case events.StacksRead():
                     self.awaits_stacks = False
-                case heard.CurrentLine(stacks):
-                    self.imports.heard(stacks)
+                case events.CurrentLine(stacks):
+                    self.imports.note_answer(stacks)
 
             are_all = self.round.world_size == self._count
             record = _failure.record_of(event, self.round.rank_base, are_all, self._limits.signum)
@@ -670,7 +670,7 @@ class Processes:
             self.awaits_stacks = True
             client.ask_for_stacks()
 
-    def now(self, local_rank: int) -> heard.WorkerNow:
+    def now(self, local_rank: int) -> events.WorkerNow:
         """Return the state of the worker *local_rank*; any thread may call it."""
         return self.round.now(local_rank, self._board)
 

@@ -116,7 +116,7 @@ def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     # A message that repeats an earlier one changes nothing.
     if event.seq > heard:
         state = evolve(state, heard={**state.heard, report.node: event.seq})
-        state, more = _hear(state, event, now)
+        state, more = _act_on(state, event, now)
         actions += more
 
     if is_unknown:
@@ -143,7 +143,7 @@ def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool
     return not has_new_sidecar
 
 
-def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
+def _act_on(state: JobState, event: MessageReceived, now: float) -> Outcome:
     report = event.report
     if isinstance(report, messages.Join):
         return _join(state, report, event.seq, now)

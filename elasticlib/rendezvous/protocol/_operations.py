@@ -105,8 +105,8 @@ class Log:
 
 def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refusals, tuple[Log, ...]]:
     """Count a refusal; return the line for it, unless there were many of this *kind* lately."""
-    refusals, said = refusals.refuse(kind, f"a {kind} was refused: {why}", now)
-    return refusals, () if said is None else (Log("warning", said),)
+    refusals, line = refusals.refuse(kind, f"a {kind} was refused: {why}", now)
+    return refusals, () if line is None else (Log("warning", line),)
 
 
 Operation: TypeAlias = Post | Write | Read | Update | Wait | Take | Delete | Discard | ClearForeign

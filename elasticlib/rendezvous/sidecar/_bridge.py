@@ -144,7 +144,7 @@ class Bridge:
             if received[0]["op"] == "close":
                 self.stays_until_end = received[0]["stays"]
                 return True
-            self._obey(*received)
+            self._handle(*received)
 
         # After its messages: a goodbye may be the last one.
         if self.launcher in ready:
@@ -185,9 +185,9 @@ class Bridge:
 
     # From the launcher.
 
-    def _obey(self, message: Message, descriptors: list[int]) -> None:
+    def _handle(self, message: Message, descriptors: list[int]) -> None:
         member, now = self.share.member, self.clock()
-        self.watch = self.watch.said(now)
+        self.watch = self.watch.after_message(now)
         match message["op"]:
             case "join":
                 # Its number goes back with every notice: the launcher ignores those of an earlier request.

@@ -38,7 +38,7 @@ class SidecarContact:
     limits: ContactLimits
     born: float
     """Time of its start."""
-    heard: float
+    answered_at: float
     """Time of its last answer."""
     begun: bool = False
     """True if it has imported all that it needs."""
@@ -51,10 +51,10 @@ class SidecarContact:
         """True if it was found to be silent, and has not answered since."""
         return self.silent_since is not None
 
-    def hear(self, now: float, *, begins: bool) -> None:
+    def note_answer(self, now: float, *, begins: bool) -> None:
         """Note an answer; *begins*: it shows that the sidecar has begun."""
         # Any answer ends a silence: the process may only have been stopped for a while.
-        self.heard = now
+        self.answered_at = now
         self.silent_since = None
         self.begun = self.begun or begins
 
@@ -68,13 +68,13 @@ class SidecarContact:
             return self.silent_since + self.limits.reconnect
         if not self.begun:
             # Its import may wait for a cold disk: no other node has been asked for anything yet.
-            return self.heard + self.limits.birth
+            return self.answered_at + self.limits.birth
         if self.limits.answer is None:
             return None
-        return self.heard + self.limits.answer
+        return self.answered_at + self.limits.answer
 
     def wake_at(self) -> float | None:
-        """Return the time of the next check, if nothing is heard before."""
+        """Return the time of the next check, if no answer arrives before."""
         deadline = self.deadline()
         if deadline is None or self.begun or self.is_silent:
             return deadline

@@ -33,7 +33,7 @@ class SidecarWatch:
     """State of the watch."""
 
     heartbeat: float
-    heard: float
+    last_message_at: float
     """Time of the launcher's last sign of life."""
     answered: float
     stall: float = SILENCE
@@ -49,9 +49,9 @@ class SidecarWatch:
     due: bool = False
     """True if they must be dead."""
 
-    def said(self, now: float) -> Self:
+    def after_message(self, now: float) -> Self:
         """Note a message of the launcher."""
-        return evolve(self, heard=now)
+        return evolve(self, last_message_at=now)
 
     def answer(self, now: float) -> tuple[Self, bool]:
         """Note the launcher's sign of life; return whether it is time to send one back."""
@@ -86,7 +86,7 @@ class SidecarWatch:
     @property
     def _silent_at(self) -> float:
         """Time at which a silent launcher counts as standing still."""
-        return self.heard + self.stall * self.heartbeat
+        return self.last_message_at + self.stall * self.heartbeat
 
     def lease_end(self, kill_at: float | None) -> float | None:
         """

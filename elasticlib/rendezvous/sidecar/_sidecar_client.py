@@ -217,7 +217,7 @@ class SidecarClient:
                 # The next process, if there is one, may have spoken by now.
                 continue
 
-            notices += self._hear(*received)
+            notices += self._handle(*received)
 
         return notices
 
@@ -275,7 +275,7 @@ class SidecarClient:
         except ElasticError as error:
             self._error = error
 
-    def _hear(self, message: Message, descriptors: list[int]) -> list[MembershipEvent]:
+    def _handle(self, message: Message, descriptors: list[int]) -> list[MembershipEvent]:
         """Return the notices of one message for the agent; note its other contents here."""
         match message["op"]:
             case "notice":
@@ -321,7 +321,7 @@ class SidecarClient:
         self._closed = True
         self._succession.kept.forget_endpoint()
         try:
-            self._process.end(self._hear, self.requests, limit, _ENDING, stays=self.stays)
+            self._process.end(self._handle, self.requests, limit, _ENDING, stays=self.stays)
             self._notices.drop_listener()
         finally:
             self._succession.close()

@@ -88,7 +88,7 @@ class SidecarProcess:
             # If a later step fails, no process must stay behind that waits for its job.
             undo.callback(child.wait, 0.0)
             now = clock()
-            contact = SidecarContact(limits, born=now, heard=now)
+            contact = SidecarContact(limits, born=now, answered_at=now)
             lease = Lease()
             undo.callback(lease.close)
 
@@ -113,7 +113,7 @@ class SidecarProcess:
 
         # A forked process sends its number before it knows its job.
         is_birth = message["op"] == "born"
-        self.contact.hear(self._clock(), begins=not is_birth)
+        self.contact.note_answer(self._clock(), begins=not is_birth)
         if is_birth:
             # The host of this program's sidecars forked it: this message is the first sign of it.
             self.child = Process.sent(message["pid"], descriptors)
@@ -169,7 +169,7 @@ class SidecarProcess:
 
     def end(
         self,
-        hear: Callable[[Message, list[int]], object],
+        handle: Callable[[Message, list[int]], object],
         requests: Requests | None,
         limit: float,
         grace: float,
@@ -179,12 +179,12 @@ class SidecarProcess:
         """
         Ask the process to end, and kill it if it has not ended after *limit* seconds.
 
-        *hear* is called with its last messages. If it stays for other jobs in its store, it may
+        *handle* is called with its last messages. If it stays for other jobs in its store, it may
         take *grace* seconds beyond the time that it announced; one of *requests* ends that wait.
         With *stays*, it may also announce that it stays until the end of the whole job.
         """
         self._sender.close(encoded_message({"op": "close", "stays": stays}))
-        end = _End(self, hear, requests, limit, grace)
+        end = _End(self, handle, requests, limit, grace)
         try:
             if not self.gone:
                 end.wait()
@@ -210,7 +210,7 @@ class _End:
     """
 
     process: SidecarProcess
-    hear: Callable[[Message, list[int]], object]
+    handle: Callable[[Message, list[int]], object]
     """Called with each message."""
     requests: Requests | None
     limit: float
@@ -286,7 +286,7 @@ class _End:
             self._deadline = monotonic() + stays + self.grace
             self._patience = message.get(PATIENCE, 0.0)
 
-        self.hear(message, descriptors)
+        self.handle(message, descriptors)
         return True
 
 

@@ -206,11 +206,11 @@ class Candidacy:
         """Return the candidacy after *event*, and the actions to do; *now* never goes back."""
         after, out = copy.copy(self), list[Action]()
         if not self.stopped:
-            wanted = after._hear(event, now, out)
+            wanted = after._handle(event, now, out)
             after._go_on(now, out, wanted)
         return after, tuple(out)
 
-    def _hear(self, event: Event, now: float, out: list[Action]) -> Action | None:
+    def _handle(self, event: Event, now: float, out: list[Action]) -> Action | None:
         """Return the action that *event* asks for next; None: the one that is due anyway."""
         match event:
             case ConnectionBroke(why):

@@ -278,11 +278,11 @@ class FailureCollection:
     began: float
     """Start, in seconds of the clock whose time `outcome` gets."""
     _causes: list[tuple[float, str, FailureNote]] = Factory(list)
-    _heard: set[int] = Factory(set)
+    _known: set[int] = Factory(set)
 
     def report_failures(self, stopped: Stopped) -> None:
         """Report the failures on this node."""
-        self._hear(self.table.rank, stopped, self.began)
+        self._note_end(self.table.rank, stopped, self.began)
         self.table.report_failures(stopped)
 
     def outcome(self, now: float) -> Final | None:
@@ -305,20 +305,20 @@ class FailureCollection:
         """Return the outcome for all nodes, once all have reported or the time for that is over."""
         self._hear_others(now)
         is_late = now >= self.began + TIMEOUT
-        if len(self._heard) < self.table.size and not is_late:
+        if len(self._known) < self.table.size and not is_late:
             return None
         final = self._final()
         self.table.judge(final)
         return final
 
     def _hear_others(self, now: float) -> None:
-        for rank in set(range(self.table.size)) - self._heard:
+        for rank in set(range(self.table.size)) - self._known:
             stopped = self.table.read(Stopped, f"gone/{rank}")
             if stopped is not None:
-                self._hear(rank, stopped, now)
+                self._note_end(rank, stopped, now)
 
-    def _hear(self, rank: int, stopped: Stopped, now: float) -> None:
-        self._heard.add(rank)
+    def _note_end(self, rank: int, stopped: Stopped, now: float) -> None:
+        self._known.add(rank)
         self._causes += [(now - note.age, stopped.node, note) for note in stopped.failures]
 
     def _final(self) -> Final:

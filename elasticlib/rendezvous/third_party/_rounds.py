@@ -162,7 +162,7 @@ class HandlerRounds:
             if self._phase is _Phase.OVER:
                 continue
             try:
-                self._obey(order)
+                self._follow_order(order)
             except Exception as error:
                 self._finish(meaning(error, self.calls.handler))
         if self._is_decided:
@@ -175,7 +175,7 @@ class HandlerRounds:
         except queue.Empty:
             return None
 
-    def _obey(self, order: Order | None) -> None:
+    def _follow_order(self, order: Order | None) -> None:
         match order:
             case None:
                 self._look()
@@ -266,7 +266,7 @@ class HandlerRounds:
 
         end = self._assigned.ended()
         if end is not None:
-            self._hear(end)
+            self._note_round_end(end)
             return
 
         is_at_barrier = self._phase is _Phase.BARRIER
@@ -312,7 +312,7 @@ class HandlerRounds:
             if earlier is not None:
                 end, spent = earlier, 0
         self._past = evolve(self._past, restarts=self._past.restarts + spent)
-        self._hear(end)
+        self._note_round_end(end)
 
     def _earlier_end(self) -> RoundEnd | None:
         """
@@ -321,7 +321,7 @@ class HandlerRounds:
         """
         return self._first_of(self._assigned.ended, _LINGER)
 
-    def _hear(self, end: RoundEnd) -> None:
+    def _note_round_end(self, end: RoundEnd) -> None:
         self._phase, self._last_end = _Phase.ENDED, end
         self.tell(end)
 

@@ -42,7 +42,7 @@ Prefix of such memories that the definitions use: processes that are spawned lat
 """
 _offered: Sequence[int] = ()
 """Descriptors of the files with the definitions."""
-_said: set[str] = set()
+_warned: set[str] = set()
 """Warnings that this worker has written."""
 _kept: Mapping[str, int] = {}
 """Descriptors of the memories that the definitions use, by name."""
@@ -110,8 +110,8 @@ def _define(pickles: pickle.Unpickler) -> bool:
 def _say(warnings: Sequence[str]) -> None:
     """Write *warnings* to stderr, each once, and once for all workers of a node."""
     for text in warnings:
-        if os.environ.get("LOCAL_RANK", "0") == "0" and text not in _said:
-            _said.add(text)
+        if os.environ.get("LOCAL_RANK", "0") == "0" and text not in _warned:
+            _warned.add(text)
             print(f"elasticlib: {text}", file=sys.stderr)
 
 

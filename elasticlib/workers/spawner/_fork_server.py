@@ -453,7 +453,7 @@ class _RequestLoop:
 
     def serve(self, ready: Message) -> NoReturn:
         """Send *ready* and serve requests until the end."""
-        self._selector.register(self._control, selectors.EVENT_READ, self._obey)
+        self._selector.register(self._control, selectors.EVENT_READ, self._handle_order)
         self._selector.register(living_parent(self._parent), selectors.EVENT_READ, self._end)
         outlive_parent()
 
@@ -480,7 +480,7 @@ class _RequestLoop:
         kill_descendants(kept=self._outliving)
         os._exit(0)
 
-    def _obey(self) -> None:
+    def _handle_order(self) -> None:
         received = self._control.receive(whole=False)
         if received is None:
             self._leave()

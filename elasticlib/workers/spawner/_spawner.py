@@ -144,11 +144,11 @@ class StoreHost:
         if self._handle is None:
             # The round has ended in the meantime.
             return
-        said = _report.read_text(words)
+        text = _report.read_text(words)
         os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         pid, code = self._pid, self._let_go()
         how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
-        self._on_end(f"{_STORE_HOST} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
+        self._on_end(f"{_STORE_HOST} (pid {pid}) {how}{': ' if text else ''}{text}", pid, code)
 
     def pids(self) -> list[int]:
         """Return the process that hosts the store, if it exists."""
@@ -271,7 +271,7 @@ class Spawner:
 
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
-        self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
+        self._selector.register(self._launcher, selectors.EVENT_READ, self._handle_order)
         ParentWatch(self._selector, self._guardian, self._leave).begin(self._parent)
         self._workers.listen()
         while True:
@@ -311,7 +311,7 @@ class Spawner:
     def _lease_end(self) -> float:
         return self._lease.ends_at() if self._lease is not None and self._workers.any_left() else math.inf
 
-    def _obey(self) -> None:
+    def _handle_order(self) -> None:
         received = self._launcher.receive()
         if received is None:
             self._leave()

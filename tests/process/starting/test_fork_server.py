@@ -255,9 +255,9 @@ def test_job_with_a_long_import_at_a_restart_advises_preload(
             if (tmp_path / "importing").exists():
                 super().tend(ask, math.inf)
 
-        def heard(self, stacks: str) -> None:
+        def note_answer(self, stacks: str) -> None:
             if not (tmp_path / "asked").exists():
-                super().heard(stacks)
+                super().note_answer(stacks)
             if not _import_watch.is_unknown(stacks):
                 (tmp_path / "asked").touch()
 

@@ -62,7 +62,7 @@ def asked(watch: ImportWatch, start: float, answers: list[str]) -> list[float]:
             break
         for now in (start + due - 0.01, start + due, start + due + 9):
             watch.tend(lambda now=now: times.append(now - start), now)  # type: ignore[misc]
-        watch.heard(text)
+        watch.note_answer(text)
     return times
 
 
@@ -113,7 +113,7 @@ def test_an_answer_that_came_after_the_next_start_is_not_counted() -> None:
     watch = restart()
     watch.tend(list, 20.0 + FIRST)
     watch.begin(("torch",), 30.0)
-    watch.heard(LIBRARY)
+    watch.note_answer(LIBRARY)
 
     assert watch.advice() is None
     assert FIRST == watch.due_in(30.0)

@@ -248,7 +248,7 @@ def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers
     made = _fork_servers.ForkServer(key(), {"READ": "1", "OTHER": "1"}, ())
     yield made, ends[0]
     made._link.close()
-    os.close(made._said)
+    os.close(made._stderr)
     ends[0].close()
 
 

@@ -15,7 +15,7 @@ RUNNING = VIGIL.assigned()
 
 def test_the_heartbeats_of_a_silent_launcher_rest_until_it_speaks() -> None:
     silent = VIGIL.judge(100.0 + SILENCE * HEARTBEAT, None)
-    spoke = silent.said(102.0).judge(102.0, None)
+    spoke = silent.after_message(102.0).judge(102.0, None)
 
     assert (False, True, False) == (VIGIL.judge(100.9, None).paused, silent.paused, spoke.paused)
     assert (101.5, None) == (VIGIL.wake_at(None), silent.wake_at(None))

@@ -103,7 +103,7 @@ class Yard:
     def order(self, **message: object) -> None:
         more = {"spare": False} if message["op"] == "stop" else {}
         self.launcher.send({**more, **message}, (0, 1, 2) if message["op"] == "start" else ())
-        self.spawner._obey()
+        self.spawner._handle_order()
 
     def out_of_time(self) -> None:
         """Let the deadlines of all workers pass."""
