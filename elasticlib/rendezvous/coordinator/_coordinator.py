@@ -91,7 +91,7 @@ def asks_again(state: JobState, node: str, mailbox: str, now: float) -> JobState
 
     A coordinator that took over does not know which nodes the last one gave up: it listens to them.
     """
-    if node not in state.heard or state.final is not None:
+    if node not in state.received or state.final is not None:
         return state
     return _node_liveness.listen_again(state, node, mailbox, now)
 
@@ -102,20 +102,20 @@ def asks_again(state: JobState, node: str, mailbox: str, now: float) -> JobState
 def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     """Handle a message, unless it repeats an earlier one."""
     report = event.report
-    heard = state.heard.get(report.node, 0)
-    is_unknown = heard == 0
+    received = state.received.get(report.node, 0)
+    is_unknown = received == 0
     if is_unknown and not isinstance(report, (messages.Join, messages.Close)):
         # The node is unknown by now: of thousands that are gone, the oldest are forgotten.
         return state, ()
 
     actions: tuple[Action, ...] = ()
-    if _is_one_missing(state, event, heard):
-        missing = f"message {heard + 1} of node {report.node} is missing: {event.seq} came next"
+    if _is_one_missing(state, event, received):
+        missing = f"message {received + 1} of node {report.node} is missing: {event.seq} came next"
         state, actions = abandon(state, missing)
 
     # A message that repeats an earlier one changes nothing.
-    if event.seq > heard:
-        state = evolve(state, heard={**state.heard, report.node: event.seq})
+    if event.seq > received:
+        state = evolve(state, received={**state.received, report.node: event.seq})
         state, more = _act_on(state, event, now)
         actions += more
 
@@ -126,11 +126,11 @@ def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     return state, actions
 
 
-def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool:
-    """Return whether a message of the node got lost before this one; *heard* is its last number."""
-    if event.seq <= heard + 1:
+def _is_one_missing(state: JobState, event: MessageReceived, received: int) -> bool:
+    """Return whether a message of the node got lost before this one; *received* is its last number."""
+    if event.seq <= received + 1:
         return False
-    if heard == 0 and state.has_forgotten:
+    if received == 0 and state.has_forgotten:
         # Its earlier messages may have come, and be forgotten.
         return False
 

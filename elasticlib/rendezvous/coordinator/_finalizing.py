@@ -90,7 +90,7 @@ def _wait_for_more(state: JobState, now: float) -> Outcome:
 
 def _expected(state: JobState) -> int:
     """Return the number of nodes that an engine has started and that have never asked for ranks."""
-    return max(0, len(state.rules.hosts) - len(state.heard))
+    return max(0, len(state.rules.hosts) - len(state.received))
 
 
 def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:
@@ -140,13 +140,13 @@ def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outco
     their arrival.
     """
     rules, current = state.rules, state.round
-    heard = [node for node, entry in available.items() if not is_missed(state, entry)]
-    if len(heard) < min(len(available), rules.max_nodes):
+    reachable = [node for node, entry in available.items() if not is_missed(state, entry)]
+    if len(reachable) < min(len(available), rules.max_nodes):
         # Each missing node will soon be heard or lost: a machine may stand still for a moment.
         return state, ()
 
     number = 0 if current is None else current.number + 1
-    entries = _choose(state, heard)
+    entries = _choose(state, reachable)
     assignments = _assign(state, entries, number, why)
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     if current is not None:
@@ -168,12 +168,12 @@ def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outco
     return state, tuple(actions)
 
 
-def _choose(state: JobState, heard: Sequence[str]) -> Mapping[str, Entry]:
+def _choose(state: JobState, reachable: Sequence[str]) -> Mapping[str, Entry]:
     current = state.round
     last = () if current is None else tuple(current.entries)
     stayed = set() if current is None else {entry.node for entry in current.members()}
     # Sorting is stable: among equal claims the first that asked comes first.
-    by_claim = sorted(heard, key=lambda node: node not in stayed)
+    by_claim = sorted(reachable, key=lambda node: node not in stayed)
     chosen = by_claim[: state.rules.max_nodes]
     descriptors = {node: state.waiting[node].descriptor for node in chosen}
     return {node: _with_ranks(state.waiting[node]) for node in order(descriptors, last)}

@@ -176,7 +176,7 @@ def encode_state(state: JobState, now: float) -> bytes:
     body = {
         "v": VERSION,
         "rules": {name: getattr(state.rules, name) for name in _RULES},
-        "heard": dict(state.heard),
+        "heard": dict(state.received),
         "forgotten": state.has_forgotten,
         "waiting": [_entry(entry, commands) for entry in state.waiting.values()],
         "round": None if state.round is None else _round(state.round, now, commands),
@@ -222,7 +222,7 @@ def _state(body: Any, now: float) -> JobState:
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     return JobState(
         rules,
-        heard=_counts(body["heard"]),
+        received=_counts(body["heard"]),
         has_forgotten=_untrusted.exactly(body.get("forgotten", False), bool),
         waiting={
             entry.node: evolve(

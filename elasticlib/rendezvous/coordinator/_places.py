@@ -131,16 +131,16 @@ def forget_names(state: JobState) -> JobState:
     assigned = {} if state.round is None else state.round.entries
 
     # Each join leads here: mostly the numbers are enough, without a walk through all names.
-    excess = len(state.heard) - NAMES - len(state.waiting) - len(assigned)
+    excess = len(state.received) - NAMES - len(state.waiting) - len(assigned)
     if excess <= 0:
         return state
 
     here = state.waiting.keys() | assigned.keys()
-    gone = [node for node in state.heard if node not in here]
-    heard = dict(state.heard)
+    gone = [node for node in state.received if node not in here]
+    received = dict(state.received)
     for node in gone[:excess]:
-        del heard[node]
-    return evolve(state, heard=heard, has_forgotten=True)
+        del received[node]
+    return evolve(state, received=received, has_forgotten=True)
 
 
 # Pauses and refusals.

@@ -227,7 +227,7 @@ class Server:
         for presence in ended:
             # It may have left before, or its next launcher may have joined.
             if presence in self.logic.presences(self.state):
-                number = self.state.heard.get(presence.node, 0) + 1
+                number = self.state.received.get(presence.node, 0) + 1
                 self._take(number, messages.Leave(presence.node, ENDED, lost=True), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
@@ -323,7 +323,7 @@ class Server:
     def _note_join(self, seq: int, join: messages.Join, now: float, out: list[events.Action]) -> None:
         """Note the mailbox of a node that joins, so that the answer gets there."""
         mailbox = exchange.mailbox_name(join.node, seq)
-        is_new = seq > self.state.heard.get(join.node, 0)
+        is_new = seq > self.state.received.get(join.node, 0)
         if is_new:
             self._check_memory(join, now, out)
             self._outbox.opened(join.node, mailbox)
@@ -422,7 +422,7 @@ class Server:
 
     def _check_messages(self, node: str, heartbeat: messages.NodeHeartbeat, now: float) -> None:
         """End the job if a message that the node saw in the store has not arrived."""
-        received = self.state.heard.get(node, 0)
+        received = self.state.received.get(node, 0)
         removed = self._incoming.removed(node, heartbeat.said, received, now, self.state.rules.heartbeat)
         if removed is not None:
             why = f"message {removed} of node {node} was removed from the store unread"

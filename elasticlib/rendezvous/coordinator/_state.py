@@ -312,10 +312,10 @@ class JobState:
     """All knowledge of the coordinator. States that differ only in signs of life are equal."""
 
     rules: Rules
-    heard: Mapping[str, int] = Factory(dict)
+    received: Mapping[str, int] = Factory(dict)
     """Number of the last handled message of each node, in the order of their first message."""
     has_forgotten: bool = False
-    """True if the oldest nodes that are gone were removed from `heard`."""
+    """True if the oldest nodes that are gone were removed from `received`."""
     waiting: Mapping[str, Entry] = Factory(dict)
     """Nodes without ranks, in the order of their arrival."""
     round: Round | None = None

@@ -834,7 +834,7 @@ def test_nodes_of_the_distant_past_are_forgotten(monkeypatch: pytest.MonkeyPatch
         desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
 
     assert desk.state.has_forgotten
-    assert {"a", *(f"b{number}" for number in range(99, _places.NAMES + 100))} == desk.state.heard.keys()
+    assert {"a", *(f"b{number}" for number in range(99, _places.NAMES + 100))} == desk.state.received.keys()
 
 
 def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -844,11 +844,11 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
     desk.hear(Join("old", offer()), Leave("old", "SIGTERM"))
     for number in range(40):
         desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
-    assert "old" not in desk.state.heard
+    assert "old" not in desk.state.received
     desk.join("old")
 
     assert desk.state.final is None
-    assert 3 == desk.state.heard["old"]
+    assert 3 == desk.state.received["old"]
 
 
 @pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
@@ -859,10 +859,10 @@ def test_names_of_nodes_that_come_and_go_in_one_round_are_bounded(
     desk = running("a")
     for number in range(40):
         desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Acknowledgement(f"b{number}"))
-        assert len(desk.state.heard) <= 8 + 4
+        assert len(desk.state.received) <= 8 + 4
 
     assert desk.state.round is not None and desk.state.round.number == 0
-    assert {"a", "b39"} <= desk.state.heard.keys()
+    assert {"a", "b39"} <= desk.state.received.keys()
 
 
 # --- for whom a round waits

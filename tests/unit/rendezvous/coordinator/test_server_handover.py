@@ -471,16 +471,16 @@ def test_the_document_does_not_grow_with_nodes_that_come_and_go(monkeypatch: pyt
         shell.later(25.0, a)
         keys.append(sum("/b" in key for key in shell.values))
         document = read_handover(shell.saves[-1], "job", KEY, 0.0)
-        sizes.append(len(write_handover(evolve_heard(document), "job", KEY, 0.0)))
+        sizes.append(len(write_handover(without_received(document), "job", KEY, 0.0)))
 
     assert not shell.server.is_over()
     assert 0 == max(keys)
     assert max(sizes[10:]) <= max(sizes[:10]) + 20  # longer numbers
 
 
-def evolve_heard(document: Handover) -> Handover:
+def without_received(document: Handover) -> Handover:
     """Without the numbers of messages, of which those of 4096 nodes are remembered."""
-    return evolve(document, state=evolve(document.state, heard={}))
+    return evolve(document, state=evolve(document.state, received={}))
 
 
 # Old messages of nodes that are forgotten.

@@ -180,7 +180,7 @@ def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
     desk = Desk(saved=JOURNAL, journaled=True)
 
     assert [] == desk.logs
-    assert {"a/1", "b/2", "c/3"} == desk.server.state.heard.keys()
+    assert {"a/1", "b/2", "c/3"} == desk.server.state.received.keys()
 
 
 def found(key: str) -> st.SearchStrategy[bytes | None]:
