@@ -295,12 +295,19 @@ def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseExcep
     if not own.failures:
         return _of_all_nodes(own.cause or RuntimeError(outcome.why), [other.cause for other in found])
 
-    failures = dict(own.failures)
-    for other in found:
-        failures |= {rank: each for rank, each in other.failures.items() if _knows_more(each, failures.get(rank))}
-    error = ChildFailedError(own.title, dict(sorted(failures.items())))
+    error = ChildFailedError(own.title, _failures_of_all([own, *found]))
     error._elastic_ranks = outcome.world
     return combined_error(error, own.cause, raise_as)
+
+
+def _failures_of_all(nodes: Iterable[_NodeError]) -> dict[int, ProcessFailure]:
+    """Return the failures that *nodes* know, by rank."""
+    failures: dict[int, ProcessFailure] = {}
+    for node in nodes:
+        for rank, failure in node.failures.items():
+            if _knows_more(failure, failures.get(rank)):
+                failures[rank] = failure
+    return dict(sorted(failures.items()))
 
 
 def _knows_more(failure: ProcessFailure, other: ProcessFailure | None) -> bool:

@@ -345,7 +345,7 @@ class Node:
     def _judge(self) -> None:
         now, paused = self.rendezvous.clock(), self._watch.paused
         if self.agent.alive and not self.agent.frozen:
-            self._watch = self._watch.said(now)  # its signs of life come all the time
+            self._watch = self._watch.after_message(now)  # its signs of life come all the time
         self._watch = self._watch.judge(now, self.member.session.kill_at())
         if self._watch.paused is not paused:
             self.member.hear(session_events.SuspendHeartbeats(self._watch.paused))
@@ -361,7 +361,7 @@ class Node:
         """The agent is stopped for *seconds*: its heartbeats must rest soon, and again be heard when it is back."""
 
         def fell_silent() -> None:
-            self._watch = self._watch.said(self.rendezvous.clock())
+            self._watch = self._watch.after_message(self.rendezvous.clock())
             wake = self._watch.wake_at(None)
             if wake is not None:
                 self.rendezvous.at(wake, self._judge)
