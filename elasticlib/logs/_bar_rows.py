@@ -27,7 +27,7 @@ _MOST_ROWS = 8
 
 
 @define
-class Row:
+class BarRow:
     """A row of the terminal."""
 
     number: int
@@ -75,13 +75,13 @@ class Rows:
     """The rows, from the topmost that can change to the lowest; none while no bar exists."""
 
     def __init__(self) -> None:
-        self.all: list[Row] = []
+        self.all: list[BarRow] = []
         self._cursor = 0
         """Index of the row with the cursor."""
         self._count = 0
 
     @property
-    def current(self) -> Row:
+    def current(self) -> BarRow:
         """The row with the cursor."""
         return self.all[self._cursor]
 
@@ -97,7 +97,7 @@ class Rows:
     def add(self) -> None:
         """Add an empty row below the others."""
         self._count += 1
-        self.all.append(Row(self._count))
+        self.all.append(BarRow(self._count))
 
     def newline(self, newline: bytes, now: float) -> None:
         """End the row with the cursor, which goes to the next one."""
@@ -116,30 +116,30 @@ class Rows:
             row.ended_at = math.inf
         self.current.fold()
 
-    def take_lines(self) -> list[Row]:
+    def take_lines(self) -> list[BarRow]:
         """Take away the rows at the top that are ordinary lines, or too far above the cursor."""
         taken = []
         while self.top_has_ended and (len(self.all) > _MOST_ROWS or not self.all[0].was_rewritten):
             taken.append(self._take_top())
         return taken
 
-    def take_settled(self, now: float) -> list[Row]:
+    def take_settled(self, now: float) -> list[BarRow]:
         """Take away the rows at the top to which the cursor has not returned in time."""
         taken = []
         while self.top_has_ended and self.all[0].is_settled(now):
             taken.append(self._take_top())
         return taken
 
-    def _take_top(self) -> Row:
+    def _take_top(self) -> BarRow:
         self._cursor -= 1
         return self.all.pop(0)
 
-    def take_all(self) -> list[Row]:
+    def take_all(self) -> list[BarRow]:
         """Take away all rows: no bar is left."""
         taken, self.all, self._cursor = self.all, [], 0
         return taken
 
-    def replace_all(self, row: Row) -> list[Row]:
+    def replace_all(self, row: BarRow) -> list[BarRow]:
         """Take away all rows, and put *row* in their place."""
         taken, self.all, self._cursor = self.all, [row], 0
         return taken

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from elasticlib._times import soonest
-from elasticlib.logs._bar_rows import BAR_PERIOD, Row, Rows
+from elasticlib.logs._bar_rows import BAR_PERIOD, BarRow, Rows
 from elasticlib.logs._lines import LONGEST_LINE, LineAssembler
 
 BarText: TypeAlias = Callable[[bytes, int, bytes, bool], bytes]
@@ -155,16 +155,16 @@ class BarAssembler:
         while len(row.text) > self._longest:
             rest = row.text[self._longest :]
             del row.text[self._longest :]
-            row = Row(row.number, rest, b"" if row.was_rewritten else None)
+            row = BarRow(row.number, rest, b"" if row.was_rewritten else None)
             out.append(self._ends(self._rows.replace_all(row)))
         return b"".join(out)
 
     # Output.
 
-    def _ends(self, rows: Iterable[Row]) -> bytes:
+    def _ends(self, rows: Iterable[BarRow]) -> bytes:
         return b"".join(map(self._end, rows))
 
-    def _end(self, row: Row) -> bytes:
+    def _end(self, row: BarRow) -> bytes:
         """Return the output at the end of *row*."""
         state = row.state()
         if row.shown is None:
@@ -175,7 +175,7 @@ class BarAssembler:
             return over + self._prefix + state.rstrip(b" ") + row.end
         return self._bar(self._prefix, row.number, state, True)
 
-    def _is_visible_at_end(self, row: Row) -> bool:
+    def _is_visible_at_end(self, row: BarRow) -> bool:
         """Return True if *row* is visible at the end of the stream."""
         if row.ended_at < math.inf:
             return True
@@ -198,14 +198,14 @@ class BarAssembler:
                 out.append(self._bar(self._prefix, row.number, state, False))
         return b"".join(out)
 
-    def _visible_state(self, row: Row) -> bytes:
+    def _visible_state(self, row: BarRow) -> bytes:
         """Return the state of a bar; empty for other lines, and for a bar that cleared itself."""
         if not self._is_bar(row):
             return b""
         state = row.state()
         return state if state.strip() else b""
 
-    def _is_bar(self, row: Row) -> bool:
+    def _is_bar(self, row: BarRow) -> bool:
         """Return True for a row that was rewritten, or that the kept ``\\r`` will rewrite."""
         return row.was_rewritten or (self._incomplete == b"\r" and row is self._rows.current)
 

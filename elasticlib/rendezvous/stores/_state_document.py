@@ -25,7 +25,7 @@ VERSION = 1
 
 
 @frozen
-class Lease:
+class KeyLease:
     """A key that is deleted unless its holder renews it."""
 
     ttl: float
@@ -39,7 +39,7 @@ class Document:
 
     rev: int = 0
     items: Mapping[str, KeyFound] = {}
-    leases: Mapping[str, Lease] = {}
+    leases: Mapping[str, KeyLease] = {}
 
     def put(self, values: Mapping[str, bytes]) -> Document:
         """Return the document with these values, which all get one new version."""
@@ -62,7 +62,7 @@ class Document:
     def hold(self, path: str, token: bytes, ttl: float) -> Document:
         """Return the document with this key as a new and held one."""
         free = self.without({path}).put({path: token})
-        return evolve(free, leases={**free.leases, path: Lease(ttl, 0)})
+        return evolve(free, leases={**free.leases, path: KeyLease(ttl, 0)})
 
     def renew(self, path: str) -> Document:
         """Return the document with one more renewal of this held key; its version stays."""
@@ -96,7 +96,7 @@ def decode_document(data: bytes) -> Document:
             path: KeyFound(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()
         }
-        leases = {path: Lease(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
+        leases = {path: KeyLease(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
         if not leases.keys() <= items.keys():
             raise ValueError("it lists a key that does not exist")
         return Document(_count(body["rev"]), items, leases)

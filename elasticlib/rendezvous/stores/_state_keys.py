@@ -28,7 +28,7 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._keys import KeyFound, Keys, RenewedKey
-from elasticlib.rendezvous.stores._state_document import Document, Lease, decode_document
+from elasticlib.rendezvous.stores._state_document import Document, KeyLease, decode_document
 
 SHORTEST, LONGEST = 0.01, 1.0
 """Bounds, in seconds, of the pause between two looks of a waiting thread."""
@@ -90,7 +90,7 @@ class SharedState:
     _token: Token | None = field(init=False, default=None)
     _document: Document = field(init=False, factory=Document)
     _looked: float = field(init=False, default=-float("inf"))
-    _sightings: dict[tuple[KeyFound, Lease], float] = field(init=False, factory=dict)
+    _sightings: dict[tuple[KeyFound, KeyLease], float] = field(init=False, factory=dict)
     """Held keys, and since when their renewals stand still."""
     _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
     _views: int = field(init=False, default=0)

@@ -33,11 +33,11 @@ class CallGroup:
 
     def __init__(self, kind: str | None) -> None:
         self._stores = _Stores()
-        self._group: _Group | None = None
+        self._group: _PresentGroup | None = None
         self._ending = threading.Lock()
         """Held while a group is freed."""
         if kind == "shared":
-            self._group = _Group(kind, None, self._stores.new())
+            self._group = _PresentGroup(kind, None, self._stores.new())
         elif kind == "fresh":
             # Now, while no call waits for this import.
             importlib.import_module("torch.distributed")
@@ -64,7 +64,7 @@ class CallGroup:
         if kind is None:
             self._stores.separate_groups_of_calls()
         elif self._group is None:
-            self._group = _Group(kind, backend, self._stores.new())
+            self._group = _PresentGroup(kind, backend, self._stores.new())
 
     def end(self) -> str:
         """
@@ -109,7 +109,7 @@ class CallGroup:
 
         group.restore_excepthook()
 
-    def _free(self, group: _Group) -> None:
+    def _free(self, group: _PresentGroup) -> None:
         try:
             group.handle = None
         finally:
@@ -121,7 +121,7 @@ class CallGroup:
             pass
 
 
-class _Group:
+class _PresentGroup:
     """One process group of the pool in this rank."""
 
     def __init__(self, kind: str, backend: str | None, store: Any) -> None:

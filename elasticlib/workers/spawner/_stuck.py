@@ -58,7 +58,7 @@ class UnhandledSignal:
 
 
 @dataclass(frozen=True)
-class _Idle:
+class _IdleTime:
     """A deaf worker that is idle."""
 
     since: float
@@ -85,7 +85,7 @@ class RoundStop:
     """True if the next round waits for all ends; otherwise the last worker keeps its whole time."""
     next_look: float = field(init=False)
     """Time for the next call of `stuck`."""
-    _idle: dict[int, _Idle] = field(default_factory=dict)
+    _idle: dict[int, _IdleTime] = field(default_factory=dict)
     """Deaf workers by local rank; one that is not idle at a look begins again there."""
     _written: dict[int, _Written] = field(default_factory=dict)
     """By local rank."""
@@ -139,7 +139,7 @@ class RoundStop:
     def _note_deaf(self, rank: int, seen: UnhandledSignal, now: float) -> None:
         """Note since when a deaf worker is idle."""
         grows = self._note_written(rank, seen.written, now)
-        idle = self._idle.setdefault(rank, _Idle(self._all_deaf_since, seen.cpu))
+        idle = self._idle.setdefault(rank, _IdleTime(self._all_deaf_since, seen.cpu))
 
         # The kernel counts whole ticks, of two kinds: each of them may be a rounded part of one.
         allowed = 2 * _TICK + _IDLE_SHARE * (now - idle.since)
@@ -148,7 +148,7 @@ class RoundStop:
         # A writer may free the others when it is done; a waiting restart does not wait for that.
         saves = grows and not self.restart_waits
         if works or saves:
-            self._idle[rank] = _Idle(now, seen.cpu)
+            self._idle[rank] = _IdleTime(now, seen.cpu)
 
     def _note_written(self, rank: int, count: int, now: float) -> bool:
         """Note the bytes that a worker has written; return True if they grew since the last look."""
