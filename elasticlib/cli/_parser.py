@@ -270,6 +270,11 @@ def _namespace_value(row: Option, text: str | None, source: str) -> Any:
     return text if row.is_kept_as_text else value
 
 
+def is_script(values: Mapping[str, Any]) -> bool:
+    """Return True if the *values* name a file to run, and not a module or a program."""
+    return bool(values["run_path"] or not (values["module"] or values["no_python"]))
+
+
 def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
     """
     Return {name: value} of all options, and {name: option or variable that gave it}.

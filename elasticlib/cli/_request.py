@@ -19,7 +19,7 @@ from attrs import Factory, evolve, frozen
 
 from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
-from elasticlib.cli._parser import values_of
+from elasticlib.cli._parser import is_script, values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.cli._verdict import ExitSettings
 from elasticlib.engines import (
@@ -193,8 +193,7 @@ def _fill_in(
 
 
 def _entrypoint(text: str, values: Mapping[str, Any]) -> Entrypoint:
-    is_script = values["run_path"] or not (values["module"] or values["no_python"])
-    return Script(text) if is_script else text
+    return Script(text) if is_script(values) else text
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:

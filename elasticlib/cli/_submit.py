@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from elasticlib.cli._option_table import read_nodes
-from elasticlib.cli._parser import PROG, Parser, about_option
+from elasticlib.cli._parser import PROG, Parser, about_option, is_script
 from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
 from elasticlib.errors import ConfigError
 
@@ -47,14 +47,9 @@ def main(args: Sequence[str]) -> None:
 
     script = launched.training_script
     # No error: the nodes may run in a container that has it.
-    if _is_file_name(launched) and not os.path.exists(script):
+    if is_script(vars(launched)) and not os.path.exists(script):
         _log.warning("%s does not exist on this machine: the nodes must have it, in %s", script, os.getcwd())
     print(_submitted(text, lines), flush=True)
-
-
-def _is_file_name(launched: argparse.Namespace) -> bool:
-    """Return True if the script is given as a file, and not as a module or a program."""
-    return bool(launched.run_path or not (launched.module or launched.no_python))
 
 
 def _check_range(nnodes: str, nodes: int) -> None:

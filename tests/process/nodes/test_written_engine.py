@@ -75,6 +75,20 @@ def client(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
         process.communicate()
 
 
+def ended(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A client that has run *program* to its end, with *folder* and the *arguments*."""
+    (folder / "local.py").write_text(file_of_page())
+    (folder / "client.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "client.py", str(folder), *arguments],
+        cwd=folder,
+        env=variables(folder),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
 def agents_of(client: subprocess.Popen[str]) -> list[int]:
     """The agents in the order of their starts."""
     return sorted(pid for pid in children(client.pid) if " -m elasticlib.remote._node" in tree.command(pid))
@@ -162,16 +176,7 @@ if __name__ == "__main__":
 
 
 def test_status_stacks_and_output_of_all_nodes_are_the_clients(tmp_path: Path) -> None:
-    (tmp_path / "local.py").write_text(file_of_page())
-    (tmp_path / "client.py").write_text(WATCHER)
-    done = subprocess.run(
-        [sys.executable, "client.py", str(tmp_path)],
-        cwd=tmp_path,
-        env=variables(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = ended(tmp_path, WATCHER)
 
     [seen] = [line.removeprefix("seen ") for line in done.stdout.splitlines() if line.startswith("seen ")] or [""]
     expected = ["running", [0.0, 1.0], [0, 1], [True, True], True]
@@ -262,7 +267,7 @@ def test_interrupts_end_a_call_whose_console_takes_no_output(tmp_path: Path) -> 
     assert not tree.left_after(5.0, (), tmp_path)
 
 
-SAVER = """
+UNTIL_STOP = """
 import json, os, sys, time
 from elasticlib import LaunchConfig, PreemptedError, elastic_launch, should_stop
 from local import Local
@@ -288,7 +293,7 @@ if __name__ == "__main__":
 def test_an_interrupt_of_the_terminal_lets_the_ranks_save(tmp_path: Path) -> None:
     """It reaches the agents, too: they are in the client's process group."""
     (tmp_path / "local.py").write_text(file_of_page())
-    (tmp_path / "client.py").write_text(SAVER)
+    (tmp_path / "client.py").write_text(UNTIL_STOP)
     client = subprocess.Popen(
         [sys.executable, "client.py", str(tmp_path)],
         cwd=tmp_path,
@@ -312,16 +317,7 @@ def test_an_interrupt_of_the_terminal_lets_the_ranks_save(tmp_path: Path) -> Non
 
 def test_the_end_of_the_jobs_time_ends_the_call_with_all_results(tmp_path: Path) -> None:
     """Other agents would have no more time."""
-    (tmp_path / "local.py").write_text(file_of_page())
-    (tmp_path / "client.py").write_text(SAVER)
-    done = subprocess.run(
-        [sys.executable, "client.py", str(tmp_path), "25"],
-        cwd=tmp_path,
-        env=variables(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = ended(tmp_path, UNTIL_STOP, "25")
 
     assert '{"0": 0, "1": 1}\n' == done.stdout, done.stderr
     assert "start again" not in done.stderr
