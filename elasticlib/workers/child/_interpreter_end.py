@@ -47,6 +47,7 @@ from typing import Any, NoReturn
 from elasticlib._clock import monotonic
 from elasticlib.workers.child import _loaded
 from elasticlib.workers.child._announcing import ProgramOutcome
+from elasticlib.workers.child.program import _main
 
 _LOCK_LIMIT = 1.0
 """Seconds to wait for a file's lock, as in the interpreter."""
@@ -243,6 +244,7 @@ def _clear_modules() -> None:
 
     # As in the interpreter: streams that replaced these are released here.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    _main.forget()
     own = _own_modules()
     found = [weakref.ref(each) for each in map(sys.modules.get, own) if _loaded.is_module(each)]
     for name in own:

@@ -168,6 +168,11 @@ def restore_spec() -> None:
         _state.module.__spec__ = _state.spec
 
 
+def forget() -> None:
+    """Release the script, so that its objects end with the other references to them."""
+    _state.module = _state.before = None
+
+
 def run_in(variables: dict[str, Any], origin: Origin) -> None:
     """Run the script at *origin* in *variables*, as an import does."""
     _state.is_importing = True
