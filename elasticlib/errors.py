@@ -61,6 +61,11 @@ class ConfigError(ElasticError, ValueError):
         """Return this error with *name*, such as a command's option, instead of the setting's name."""
         return self.of_setting(name, self.complaint)
 
+    def on_machine(self, host: str) -> Self:
+        """Return this error of another machine, with its name *host* before the text."""
+        self.args = (f"on {host}: {self}",)
+        return self
+
 
 class SpecError(ConfigError, AssertionError):
     """Raised for a number that breaks its rule, where torch raises an AssertionError."""
@@ -117,6 +122,10 @@ class PreloadError(ConfigError):
 
     def __str__(self) -> str:
         return str(self._refusal())
+
+    def on_machine(self, host: str) -> Self:
+        """Return the error for a module that cannot be preloaded on the machine *host*."""
+        return type(self)(self.module, f"on {host}: {self.why}")
 
     def with_name(self, name: str) -> ConfigError:
         """Return a `ConfigError` with *name*; an error of this class always names *preload*."""

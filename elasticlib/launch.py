@@ -42,17 +42,19 @@ from elasticlib.job import (
     shown_ranks,
     source_of,
     warn_of_ranks,
+    warn_of_shown_ranks,
 )
 from elasticlib.logs import DefaultLogsSpecs, Duplicates, make_run_folder
 from elasticlib.notebook import CallersStream, ipython_shell, is_stdout_replaced
 from elasticlib.preload import preload_for
 from elasticlib.processes import flags_here, open_files_needed
-from elasticlib.rendezvous import PlugIn, choose_rendezvous, command_line, opened_rendezvous
+from elasticlib.rendezvous import PlugIn, check_for_engine, choose_rendezvous, command_line, opened_rendezvous
 from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import (
     NOTICES,
     HandledSignals,
+    check_call,
     default_numa_options,
     end_signals,
     fork_servers,
@@ -160,6 +162,7 @@ class elastic_launch:  # noqa: N801 - torch's name
 
         config = as_launch_config(self._config)
         title, grace = title_of(self._entrypoint, args), _shutdown_timeout(config)
+        _check_for_engine(config, engine.nodes, self._entrypoint, args, kwargs)
         if config.show is None and config.logs_specs is None:
             # The output of a batch job is the only place with that of the other ranks.
             is_short = _is_placing(engine) and (is_started or is_stdout_replaced())
@@ -425,12 +428,31 @@ def _with_all_nodes(config: LaunchConfig) -> LaunchConfig:
     return config
 
 
+def _check_for_engine(
+    config: LaunchConfig, nodes: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check a call that an engine will run on *nodes* machines, as far as their state does not matter."""
+    check_call(entrypoint, args, kwargs, config, config.start_method)
+    _check_outputs(config, own_logs(config, True))
+    _end_notice_of(config, parse_signals(config.signals_to_handle))
+    check_for_engine(config, nodes)
+    if isinstance(config.nproc_per_node, int):
+        warn_of_shown_ranks(config, config.nproc_per_node * nodes)
+
+
 def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:
     """Check settings that depend on nothing else. Return the launch's own metric handler; None: the program's."""
+    metric_handler = _check_outputs(config, logs)
+    if isinstance(logs, DefaultLogsSpecs):
+        logs.check()
+    return metric_handler
+
+
+def _check_outputs(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:
+    """Check the names and filters of a launch's output, and return the launch's own metric handler."""
     events.get_logging_handler(config.event_log_handler)
     metric_handler = metrics.handler_of(config.metrics_cfg)
     if isinstance(logs, DefaultLogsSpecs):
-        logs.check()
         has_files = logs.has_files()
     else:
         # A plug-in names its files only for a round; a null folder shows earlier that it has none.

@@ -36,6 +36,7 @@ if typing.TYPE_CHECKING:
         remove_logs as remove_logs,
         shown_ranks as shown_ranks,
         warn_of_ranks as warn_of_ranks,
+        warn_of_shown_ranks as warn_of_shown_ranks,
     )
     from elasticlib.job._raising import combined_error as combined_error
     from elasticlib.job._register import GPU_SHARES as GPU_SHARES, jobs as jobs
@@ -54,7 +55,9 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.job._control": "RunningLaunch ask_to_stop controlled running_launches wait_for_end",
         "elasticlib.job._end_watch": "AnnouncedEnd Source end_watch source_of",
         "elasticlib.job._job": "Job",
-        "elasticlib.job._output": ("JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks"),
+        "elasticlib.job._output": (
+            "JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks warn_of_shown_ranks"
+        ),
         "elasticlib.job._raising": "combined_error",
         "elasticlib.job._register": "GPU_SHARES jobs",
         "elasticlib.job._results": "Place Results",

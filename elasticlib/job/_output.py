@@ -106,9 +106,12 @@ def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
     warn_of_strange_ranks(logs, workers)
 
     # Other nodes of the job may have these ranks.
-    if config.max_nodes > 1:
-        return
+    if config.max_nodes == 1:
+        warn_of_shown_ranks(config, workers)
 
+
+def warn_of_shown_ranks(config: LaunchConfig, workers: int) -> None:
+    """Warn of ranks that ``show`` names, but that a job with at most *workers* workers does not have."""
     shown = set(shown_ranks(config) or ())
     strange = {rank for rank in shown if rank >= workers}
     if not strange:

@@ -142,8 +142,8 @@ def unpack_call(packed: bytes) -> Call:
     # Whatever an argument's own code raises: the client would see an error without a place.
     except Exception as error:
         raise ConfigError(
-            f"the call cannot be unpacked on {platform.node()}: {str(error) or type(error).__name__}; install the same "
-            "modules there, or move what the call needs into the program's script"
+            f"the call cannot be unpacked: {str(error) or type(error).__name__}; install the same modules there, "
+            "or move what the call needs into the program's script"
         ) from error
 
 
@@ -151,8 +151,7 @@ def _check_versions(of_client: Mapping[str, str]) -> None:
     for package, version in versions().items():
         if of_client[package] != version:
             raise ConfigError(
-                f"{package} is {of_client[package]} on the client and {version} on {platform.node()}: "
-                "install the same version on both"
+                f"{package} is {of_client[package]} on the client, and {version} here: install the same version on both"
             )
 
 
@@ -257,6 +256,7 @@ def pack_error(error: BaseException, world: int, *, ends_call: bool = False) -> 
         "ranks": [],
         "world": world,
         "has_cause": has_cause,
+        "host": platform.node(),
     }
     return _with_head(head, cloudpickle.dumps((title, failures, sent)))
 
@@ -284,8 +284,13 @@ class _NodeError:
 
     @classmethod
     def unpacked(cls, packed: bytes) -> _NodeError:
-        title, failures, sent = cloudpickle.loads(_head_of(packed)[1])
-        return cls(title, failures, unpack_exception(sent) if sent else None)
+        head, body = _head_of(packed)
+        title, failures, sent = cloudpickle.loads(body)
+        cause = unpack_exception(sent) if sent else None
+        # Another machine may accept the same settings.
+        if isinstance(cause, ConfigError) and not failures:
+            cause = cause.on_machine(str(head["host"]))
+        return cls(title, failures, cause)
 
 
 def error_of(packed: bytes, others: Sequence[bytes], raise_as: str) -> BaseException:

@@ -38,6 +38,7 @@ if typing.TYPE_CHECKING:
         open_remote as open_remote,
     )
     from elasticlib.rendezvous._opening import (
+        check_for_engine as check_for_engine,
         choose_rendezvous as choose_rendezvous,
         opened_rendezvous as opened_rendezvous,
     )
@@ -85,7 +86,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         ),
         "elasticlib.rendezvous._choice": "PlugIn",
         "elasticlib.rendezvous._command": "command_line",
-        "elasticlib.rendezvous._opening": "choose_rendezvous opened_rendezvous",
+        "elasticlib.rendezvous._opening": "check_for_engine choose_rendezvous opened_rendezvous",
         "elasticlib.rendezvous._membership": "Membership MembershipEvent",
         "elasticlib.rendezvous._names": "host_name",
         "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",

@@ -29,6 +29,9 @@ from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _log = logging.getLogger("elasticlib")
 
+_SET_BY_ENGINES = frozenset({"is_host", "store_type"})
+"""Keys of ``rdzv_configs`` that follow from the engine."""
+
 
 def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choice:
     """Return the rendezvous that *config* means on this machine; log hints for its user."""
@@ -58,6 +61,24 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
         hosts=list(context.hosts if has_engines_id else ()),
         ends_together=context.ends_together,
     )
+
+
+def check_for_engine(config: LaunchConfig, nodes: int) -> None:
+    """Raise `ConfigError` for settings that no node of a job of *nodes*, which an engine starts, could use."""
+    for key in _SET_BY_ENGINES & config.rdzv_configs.keys():
+        raise ConfigError.of_setting(
+            "rdzv_configs", f"{config.rdzv_configs!r} has {key}, which the engine sets: leave it out"
+        )
+    # An id and an endpoint in the place of those that the engine gives; other backends are refused with it.
+    complete = evolve(
+        config,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        run_id="job",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:29400",
+    )
+    _choice.choose(complete, node="node", fresh_id="job", token=None, index=None)
 
 
 def _engine_context() -> EngineContext:

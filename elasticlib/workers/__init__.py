@@ -52,6 +52,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.workers._packing import pack_call as pack_call
     from elasticlib.workers._plan import (
         Preparation as Preparation,
+        check_call as check_call,
         check_function as check_function,
         ignoring as ignoring,
         prepare_workers as prepare_workers,
@@ -95,7 +96,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers._machine": "gpu_count gpu_names",
         "elasticlib.workers._packing": "pack_call",
         "elasticlib.workers._plan": (
-            "Preparation check_function ignoring prepare_workers serving_caller shown_by_caller with_descriptors"
+            "Preparation check_call check_function ignoring prepare_workers serving_caller shown_by_caller "
+            "with_descriptors"
         ),
         "elasticlib.workers._processes": "Processes",
         "elasticlib.workers._signals": (

@@ -45,7 +45,7 @@ from elasticlib.processes import (
     name_of_current_folder,
     path_of_current_folder,
 )
-from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
+from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, LaunchConfig, StartMethod, WorkerSpec
 from elasticlib.stacks import ranks_text
 from elasticlib.workers import _devices, _environment, _machine, _packing, _signals
 from elasticlib.workers.child import _exiting
@@ -223,16 +223,37 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         unbuffered=_is_unbuffered(environment),
     )
     job = LaunchPlan(common, (), {}, None, ())
+    check_call(entry, spec.args, spec.kwargs, spec, start_method)
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
+    assert callable(entry)
+    return _function(job, spec, entry, start_method)
+
+
+def check_call(
+    entry: object,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: WorkerSpec | LaunchConfig,
+    start_method: str,
+) -> None:
+    """Raise `EntrypointError` or another `ConfigError` for a call that no machine could run."""
+    if isinstance(entry, (str, os.PathLike)):
+        _check_command(os.fspath(entry), tuple(map(str, args)), kwargs)
+        if settings.module and not _MODULE.fullmatch(os.fspath(entry)):
+            raise EntrypointError(f"module {entry!r} is not a dotted name such as pkg.mod (without .py)")
+        return
 
     if not callable(entry):
         kind = type(entry).__qualname__
         raise EntrypointError(
             f"entrypoint={entry!r}, a {kind}, is not a callable, script path, module or program: give one of these"
         )
-
-    return _function(job, spec, entry, start_method)
+    if settings.module or settings.no_python:
+        raise EntrypointError(f"module and no_python cannot be used with a callable ({entry!r}): leave them out")
+    check_function(entry)
+    if start_method != "forkserver":
+        _refuse_preload(settings)
 
 
 def _is_unbuffered(environment: Mapping[str, str]) -> bool:
@@ -260,13 +281,8 @@ def _affinities(spec: WorkerSpec, job: LaunchPlan) -> list[frozenset[int]]:
 
 def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> LaunchPlan:
     args, kwargs = spec.args, spec.kwargs
-    if spec.module or spec.no_python:
-        raise EntrypointError(f"module and no_python cannot be used with a callable ({entry!r}): leave them out")
-
     target = check_function(entry)
     job = _with_common(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
-    if start_method != "forkserver":
-        _refuse_preload(spec)
     # Nothing is pickled: a forked worker has a copy of this program.
     if start_method == "fork":
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
@@ -314,7 +330,6 @@ def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -
         start_method = "forkserver"
 
     args = tuple(str(arg) for arg in spec.args)
-    _check_command(entry, args, spec.kwargs)
     job = evolve(job, args=args)
     if spec.module:
         return _module(job, spec, entry, start_method)
@@ -353,8 +368,6 @@ def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def _module(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
-    if not _MODULE.fullmatch(entry):
-        raise EntrypointError(f"module {entry!r} is not a dotted name such as pkg.mod (without .py)")
     job = _with_common(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
     return _by_interpreter(job, spec, ["-u", "-m", entry], start_method)
 
@@ -500,12 +513,12 @@ def _from_fork_server(
     return evolve(job, fork_server=key)
 
 
-def _is_preload_chosen(spec: WorkerSpec) -> bool:
+def _is_preload_chosen(spec: WorkerSpec | LaunchConfig) -> bool:
     """Return True if the user named modules to import ahead."""
     return spec.preload not in (DEFAULT_PRELOAD, ())
 
 
-def _refuse_preload(spec: WorkerSpec) -> None:
+def _refuse_preload(spec: WorkerSpec | LaunchConfig) -> None:
     if _is_preload_chosen(spec):
         raise ConfigError.of_setting(
             "preload",

@@ -16,18 +16,31 @@ from elasticlib.errors import (
     ConfigError,
     PicklingError,
     PreemptedError,
+    PreloadError,
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousNotFoundError,
     RendezvousTimeoutError,
     SignalException,
+    StartError,
+    UnknownNameError,
 )
+from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.remote import _call
 from elasticlib.spec import DEFAULT_PRELOAD
 
 
 def train() -> int:
     return 1
+
+
+class Untouched:
+    """An engine of two machines that must not be asked for them."""
+
+    nodes, endpoint, token = 2, "", ""
+
+    def place(self, agents: int, command: object) -> object:
+        raise AssertionError("a machine was asked")
 
 
 def test_call_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +74,7 @@ def test_other_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch, pac
     here = _call.versions()
     monkeypatch.setattr(_call, "versions", lambda: {**here, package: "0.0.9"})
 
-    with pytest.raises(ConfigError, match=rf"{package} is {here[package]} on the client and 0\.0\.9 on"):
+    with pytest.raises(ConfigError, match=rf"{package} is {here[package]} on the client, and 0\.0\.9 here"):
         _call.unpack_call(packed)
 
 
@@ -76,10 +89,10 @@ def only_on_the_client() -> None:
     raise AttributeError("no attribute x")
 
 
-def test_call_that_cannot_be_unpacked_names_the_machine() -> None:
+def test_call_that_cannot_be_unpacked_is_refused() -> None:
     packed = _call.pack_call(LaunchConfig(), train, (Bound(),), {})
 
-    with pytest.raises(ConfigError, match=f"cannot be unpacked on {platform.node()}: no attribute x; install"):
+    with pytest.raises(ConfigError, match="the call cannot be unpacked: no attribute x; install"):
         _call.unpack_call(packed)
 
 
@@ -104,7 +117,7 @@ def test_what_cannot_be_sent_is_named() -> None:
         (RendezvousNotFoundError("nobody"), OutcomeKind.CUT_OFF),
         (RendezvousTimeoutError("late"), OutcomeKind.ERROR),
         (SignalException("stopped", 15), OutcomeKind.CUT_OFF),  # type: ignore[arg-type]
-        (ConfigError("bad"), OutcomeKind.ERROR),
+        (StartError("no processes"), OutcomeKind.ERROR),
     ],
 )
 def test_kind_of_an_error(error: BaseException, kind: OutcomeKind) -> None:
@@ -113,6 +126,21 @@ def test_kind_of_an_error(error: BaseException, kind: OutcomeKind) -> None:
     assert (kind, str(error)) == (_call.read_outcome(packed).kind, _call.read_outcome(packed).why)
     raised = _call.error_of(packed, [], "both")
     assert (type(error), str(error)) == (type(raised), str(raised))
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConfigError.of_setting("devices", "(9,): no GPU"), "on {}: devices=(9,): no GPU"),
+        (UnknownNameError("unknown"), "on {}: unknown"),
+        (PreloadError("x", "no module"), "preload='x' cannot be preloaded: on {}: no module; import it in the"),
+    ],
+)
+def test_settings_that_a_machine_refuses_are_raised_with_its_name(error: ConfigError, text: str) -> None:
+    raised = _call.error_of(_call.pack_error(error, 0), [], "both")
+
+    assert type(error) is type(raised)
+    assert str(raised).startswith(text.format(platform.node()))
 
 
 def failed(rank: int) -> ChildFailedError:
@@ -184,6 +212,43 @@ def test_results_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_setting_of_the_engine_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         elastic_launch(LaunchConfig(**settings), train, on=Ssh(["h1", "h2"]))()
+
+
+def first_of(values: Any) -> Any:
+    yield from values
+
+
+@pytest.mark.parametrize(
+    ("settings", "entrypoint", "message"),
+    [
+        ({"event_log_handler": "nono"}, train, "event_log_handler='nono' is unknown"),
+        ({"end_time": 1.0}, train, "end_time='?1 is before the present time"),
+        ({"rdzv_configs": {"is_host": True}}, train, "has is_host, which the engine sets"),
+        ({"rdzv_configs": {"store_type": "file"}}, train, "has store_type, which the engine sets"),
+        ({"rdzv_configs": {"keep_alive_interval": "x"}}, train, "keep_alive_interval"),
+        ({"start_method": "spawn", "preload": ("numpy",)}, train, "preload='numpy': modules can be preloaded only"),
+        ({"module": True}, train, "module and no_python cannot be used with a callable"),
+        ({"module": True}, "pkg/mod.py", "module 'pkg/mod.py' is not a dotted name"),
+        ({"show": (0,), "logs_specs": DefaultLogsSpecs()}, train, "has no effect with logs_specs"),
+        ({}, first_of, "only creates a coroutine or generator"),
+        ({}, 3, "entrypoint=3, a int, is not a callable"),
+    ],
+)
+def test_call_that_no_machine_could_run_is_refused_before_one_is_asked(
+    settings: dict[str, Any], entrypoint: Any, message: str
+) -> None:
+    launch = elastic_launch(LaunchConfig(**settings), entrypoint, on=Untouched())  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=message):
+        launch()
+
+
+def test_rank_that_no_machine_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    launch = elastic_launch(LaunchConfig(show=(3, 4), nproc_per_node=2), train, on=Untouched())  # type: ignore[arg-type]
+
+    with pytest.raises(AssertionError, match="a machine was asked"):
+        launch()
+    assert ["show=(3, 4) names rank 4, but this job has only ranks 0-3: that has no effect here"] == caplog.messages
 
 
 def test_object_that_is_not_an_engine_is_refused() -> None:
