@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import stat
+import tempfile
 from json import dump, loads
 from typing import Any
 
@@ -30,6 +31,13 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 _INTERVAL = 3600.0
 _looked: dict[str, float] = {}
 """By folder, the time of this program's last cleanup, in monotonic seconds."""
+
+
+def make_marked_folder() -> str:
+    """Make a temporary folder with a mark, and return its path. Raises OSError."""
+    folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE)
+    mark(folder)
+    return folder
 
 
 def mark(folder: str) -> None:

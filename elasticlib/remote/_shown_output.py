@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO
 
 from elasticlib._clock import monotonic
+from elasticlib.logs import make_marked_folder, one_more
 from elasticlib.notebook import CallersStream, is_stdout_replaced
 from elasticlib.remote._output_queue import OutputQueue
 
@@ -101,7 +102,7 @@ class ShownOutput:
 
 
 class _WholeOutput:
-    """A file with all output, which is made for the first piece."""
+    """A file with all output, which is made for the first piece; old ones are removed like log folders."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -113,7 +114,7 @@ class _WholeOutput:
             return
         try:
             if self._file is None:
-                self._file = tempfile.NamedTemporaryFile("wb", 0, prefix="elasticlib-output-", delete=False)
+                self._file = open(os.path.join(make_marked_folder(), "output.log"), "wb", 0)
             self._file.write(text)
         except OSError as error:
             self._why_not = error.strerror or str(error)
@@ -133,5 +134,8 @@ class _WholeOutput:
             return
         with contextlib.suppress(OSError):
             file.close()
-            if not is_kept:
-                os.unlink(file.name)
+        folder = os.path.dirname(file.name)
+        if is_kept:
+            one_more(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

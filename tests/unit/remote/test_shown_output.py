@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticlib.logs import _old_folders
 from elasticlib.remote import _shown_output
 from elasticlib.remote._shown_output import STDERR, STDOUT, ShownOutput
 
@@ -74,9 +76,25 @@ def test_a_cell_names_the_file_with_the_output_that_it_has_not_shown(cell: io.St
         output.show(STDOUT + b"line %d\n" % number)
     output.end(bool)
 
-    [name] = os.listdir(tmp_path)
-    assert "".join(f"line {number}\n" for number in range(9)) == (tmp_path / name).read_text()
-    assert str(tmp_path / name) in cell.getvalue()
+    [folder] = tmp_path.iterdir()
+    assert "".join(f"line {number}\n" for number in range(9)) == (folder / "output.log").read_text()
+    assert str(folder / "output.log") in cell.getvalue()
+
+
+def test_old_files_with_the_output_of_cells_are_removed(
+    cell: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_old_folders, "KEPT", 1)
+    monkeypatch.setattr(_old_folders, "_looked", {})
+    monkeypatch.setattr(_old_folders, "_has_ended", lambda folder: True)
+    monkeypatch.setattr(_old_folders, "wall_time", lambda: time.time() + 10 * _old_folders.YOUNGEST)
+    for _ in range(3):
+        _old_folders._looked.clear()
+        output = output_in(cell)
+        output.show(STDOUT + b"more than ten characters\n")
+        output.end(bool)
+
+    assert 1 == len(os.listdir(tmp_path))
 
 
 def test_a_file_of_the_job_is_named_in_place_of_another_one(cell: io.StringIO, tmp_path: Path) -> None:
