@@ -40,6 +40,7 @@ from elasticlib.job import (
     own_logs,
     remove_logs,
     shown_ranks,
+    shows_errors_in_cell,
     source_of,
     warn_of_ranks,
     warn_of_shown_ranks,
@@ -285,10 +286,8 @@ class CheckedLaunch:
 
         job = prepared.job
         if is_in_notebook:
-            # A worker writes its own traceback only if the caller's logs_specs takes its output.
-            cell_shows_errors = config.logs_specs is None
             key = self.console.word if self.console is not None else ""
-            job = shown_by_caller(job, errors=cell_shows_errors, display_key=key, ranks=shown_ranks(config))
+            job = shown_by_caller(job, errors=shows_errors_in_cell(config), display_key=key, ranks=shown_ranks(config))
 
         return evolve(prepared, job=serving_caller(job))
 

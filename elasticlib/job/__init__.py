@@ -35,6 +35,7 @@ if typing.TYPE_CHECKING:
         own_logs as own_logs,
         remove_logs as remove_logs,
         shown_ranks as shown_ranks,
+        shows_errors_in_cell as shows_errors_in_cell,
         warn_of_ranks as warn_of_ranks,
         warn_of_shown_ranks as warn_of_shown_ranks,
     )
@@ -56,7 +57,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.job._end_watch": "AnnouncedEnd Source end_watch source_of",
         "elasticlib.job._job": "Job",
         "elasticlib.job._output": (
-            "JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks warn_of_shown_ranks"
+            "JobLogs announce_log_folder own_logs remove_logs shown_ranks shows_errors_in_cell warn_of_ranks "
+            "warn_of_shown_ranks"
         ),
         "elasticlib.job._raising": "combined_error",
         "elasticlib.job._register": "GPU_SHARES jobs",

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from elasticlib import records
 from elasticlib.errors import ConfigError
 from elasticlib.logs import DefaultLogsSpecs, warn_of_strange_ranks
+from elasticlib.notebook import ipython_shell
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 from elasticlib.stacks import ranks_text
 
@@ -54,6 +55,11 @@ class JobLogs(DefaultLogsSpecs):
         """Remove the logs only with *only_if_empty*: after success the job's object still reads them."""
         if only_if_empty:
             super().remove_if_temporary(only_if_empty)
+
+
+def shows_errors_in_cell(config: LaunchConfig) -> bool:
+    """Return True if a notebook's cell shows the exceptions of workers: no ``logs_specs`` of the user takes them."""
+    return ipython_shell() is not None and config.logs_specs is None
 
 
 def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:

@@ -48,8 +48,7 @@ from elasticlib.engines import (
     frame,
 )
 from elasticlib.errors import ConfigError, SignalException, StartError
-from elasticlib.job import Results, shown_ranks
-from elasticlib.notebook import ipython_shell
+from elasticlib.job import Results, shown_ranks, shows_errors_in_cell
 from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
 from elasticlib.remote._shown_output import ShownOutput
@@ -226,7 +225,7 @@ class _Run:
             token=plan.engine.token or plan.config.token or secrets.token_hex(16),
             min_nodes=rules.min_nodes,
             max_nodes=rules.agents,
-            cell_shows_errors=ipython_shell() is not None and plan.config.logs_specs is None,
+            cell_shows_errors=shows_errors_in_cell(plan.config),
         )
         self._placement = plan.engine.place(rules.agents, plan.command)
         self._living = dict.fromkeys(range(rules.agents), 0)
