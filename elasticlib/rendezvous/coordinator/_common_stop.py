@@ -36,11 +36,11 @@ def ask(state: JobState, current: Round, wanted: StopWanted) -> Outcome:
 
     leaving = list(current.entries).index(wanted.node)
     place = current.assignments[leaving]
-    asked = StopAsked(
+    notice = StopAsked(
         current.number, wanted.why, wanted.left, place.rank_base, current.entries[wanted.node].descriptor.slots
     )
     state = evolve(state, round=evolve(current, stop=StopAgreement()))
-    return state, tuple(Send(entry.mailbox, entry.node, asked) for entry in _audience(current))
+    return state, tuple(Send(entry.mailbox, entry.node, notice) for entry in _audience(current))
 
 
 def count(state: JobState, current: Round, counted: CallsCounted) -> Outcome:

@@ -191,7 +191,7 @@ def _assign(state: JobState, entries: Mapping[str, Entry], number: int, why: str
     assignments = assign(descriptors, number, state.restarts, state.rules.max_restarts, why)
     cause = _cause_of_restart(state.round)
     return tuple(
-        evolve(assignment, heard=last_count(state, entry), cause=cause)
+        evolve(assignment, heartbeat_count=last_count(state, entry), cause=cause)
         for entry, assignment in zip(entries.values(), assignments, strict=True)
     )
 

@@ -52,7 +52,7 @@ from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
 
 VERSION = 1
 _T = TypeVar("_T")
-_OWN = ("rank_base", "role_rank_base", "role_world_size", "heard")
+_OWN = ("rank_base", "role_rank_base", "role_world_size", "heartbeat_count")
 """Fields, besides the place, that differ between the rank assignments of a round."""
 _SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules) if NOT_HANDED_OVER not in part.metadata}
@@ -176,7 +176,7 @@ def encode_state(state: JobState, now: float) -> bytes:
     body = {
         "v": VERSION,
         "rules": {name: getattr(state.rules, name) for name in _RULES},
-        "heard": dict(state.received),
+        "received": dict(state.received),
         "forgotten": state.has_forgotten,
         "waiting": [_entry(entry, commands) for entry in state.waiting.values()],
         "round": None if state.round is None else _round(state.round, now, commands),
@@ -222,7 +222,7 @@ def _state(body: Any, now: float) -> JobState:
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     return JobState(
         rules,
-        received=_counts(body["heard"]),
+        received=_counts(body["received"]),
         has_forgotten=_untrusted.exactly(body.get("forgotten", False), bool),
         waiting={
             entry.node: evolve(

@@ -423,7 +423,7 @@ class Server:
     def _check_messages(self, node: str, heartbeat: messages.NodeHeartbeat, now: float) -> None:
         """End the job if a message that the node saw in the store has not arrived."""
         received = self.state.received.get(node, 0)
-        removed = self._incoming.removed(node, heartbeat.said, received, now, self.state.rules.heartbeat)
+        removed = self._incoming.removed(node, heartbeat.stored, received, now, self.state.rules.heartbeat)
         if removed is not None:
             why = f"message {removed} of node {node} was removed from the store unread"
             self._abandon = events.Abandon(f"{why}{ADVICE}")

@@ -90,7 +90,7 @@ class NodeIdentity:
 
         return announcement
 
-    def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
+    def coordinator_heartbeat(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
         """
         Return the coordinator's heartbeat, or None with the reason why *data* cannot be believed.
         """
@@ -131,7 +131,7 @@ class NodeIdentity:
         # Only the sidecar's first request: once it has had ranks, a later request has another
         # reason.
         after = self.after if seen.round < 0 else ""
-        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, after)
+        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heartbeat_count, after)
 
     def envelope(self, seq: int, report: messages.Report) -> bytes:
         """Return a report of this node, encoded for the coordinator."""

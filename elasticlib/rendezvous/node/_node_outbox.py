@@ -36,7 +36,7 @@ class NodeOutbox:
     envelopes: tuple[Written, ...] = ()
     seq: int = 0
     """Number of the last message that was written."""
-    said: int = 0
+    stored: int = 0
     """Number of the last message that is in the store."""
     join_seq: int = 0
     """Number of the last message that asks for ranks; 0: none."""
@@ -52,7 +52,7 @@ class NodeOutbox:
     """
     whole: Failed | Stopped | None = None
     """The latest failures, with all details that fit into a message."""
-    asked: int = -1
+    requested: int = -1
     """The round whose failures were all requested."""
 
     @property
@@ -65,7 +65,7 @@ class NodeOutbox:
     @property
     def has_joined(self) -> bool:
         """True if the last message that asks for ranks was sent."""
-        return self.join_seq > 0 and self.said >= self.join_seq
+        return self.join_seq > 0 and self.stored >= self.join_seq
 
     def add(self, what: Report | Describe) -> Self:
         """Return the outbox with one more message."""
@@ -90,15 +90,15 @@ class NodeOutbox:
     def _with_failures(self, report: Failed | Stopped) -> Self:
         """Return the outbox with a whole *report*, in full only if the coordinator has asked for it."""
         # Thousands of nodes may report at once.
-        is_asked = report.round == self.asked
-        out = self._with(report if is_asked else early(report, self.whole))
+        is_requested = report.round == self.requested
+        out = self._with(report if is_requested else early(report, self.whole))
         if not report.failures:
             return out
         return evolve(out, whole=report)
 
     def elaborate(self, round: int, node: str) -> Self:
         """Return an outbox that sends all known failures of the *round*, now and from now on."""
-        out = evolve(self, asked=round)
+        out = evolve(self, requested=round)
         if self.whole is None or self.whole.round != round:
             return out
         # Another message reports whether workers run here.
@@ -159,7 +159,7 @@ class NodeOutbox:
         if seq == self.join_seq:
             late = _since_last_join(late)
         late += self.envelopes[:1]
-        return evolve(self, envelopes=self.envelopes[1:], said=max(seq, self.said), late=tuple(late))
+        return evolve(self, envelopes=self.envelopes[1:], stored=max(seq, self.stored), late=tuple(late))
 
     def again(self, seen: Seen, *, all_late: bool = False) -> Self:
         """
@@ -174,7 +174,7 @@ class NodeOutbox:
         if self.join is None or not self.has_joined or self.join_seq in waiting:
             return self
 
-        join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
+        join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heartbeat_count)
         repeated = [Written(self.join_seq, join)]
         if all_late:
             repeated += self._late_without({*waiting, self.join_seq})

@@ -33,7 +33,7 @@ class OwnHeartbeats:
     """Heartbeats of one node; the defaults are those of a node that has sent none yet."""
 
     count: int = 0
-    held: bool = False
+    is_suspended: bool = False
     """True while they are paused."""
     due_at: float = 0.0
     """Time of the next `turn`."""
@@ -52,10 +52,10 @@ class OwnHeartbeats:
 
     # The time of the next one.
 
-    def hold(self, held: bool, now: float) -> Self:
+    def suspended(self, is_suspended: bool, now: float) -> Self:
         """Pause the heartbeats, or resume them at once."""
         # The others may be about to count this node as lost.
-        return evolve(self, held=held, due_at=self.due_at if held else now)
+        return evolve(self, is_suspended=is_suspended, due_at=self.due_at if is_suspended else now)
 
     def turn(self, now: float, heartbeat: float) -> tuple[Self, bool]:
         """
@@ -66,7 +66,7 @@ class OwnHeartbeats:
         """
         after = evolve(self, due_at=now + INTERVAL * heartbeat)
         # The coordinator's heartbeat is still read: the workers' time counts from its contents.
-        if self.held:
+        if self.is_suspended:
             return after, False
         sent = (*self._sent[1 - (_KEPT if self.ranks is None else _FAR) :], (self.count + 1, now))
         return evolve(after, count=self.count + 1, unanswered=self.unanswered + 1, sent=sent), True
@@ -90,8 +90,8 @@ class OwnHeartbeats:
         The time is minus infinity if so many heartbeats were sent since that it is unknown.
         """
         # The request itself counts where no heartbeat was read yet.
-        after = evolve(self, ranks=ranks, known=max(self._known, ranks.heard))
-        known = dict(self._sent).get(ranks.heard, join_sent)
+        after = evolve(self, ranks=ranks, known=max(self._known, ranks.heartbeat_count))
+        known = dict(self._sent).get(ranks.heartbeat_count, join_sent)
         return after, -math.inf if known is None or after._is_far() else known
 
     def _is_far(self) -> bool:

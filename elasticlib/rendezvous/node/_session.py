@@ -27,7 +27,7 @@ from elasticlib.rendezvous.node import _session_events as events, _session_liven
 from elasticlib.rendezvous.node._identity import NodeIdentity, SuspectedGreeting, suspected_again
 from elasticlib.rendezvous.node._node_outbox import NodeOutbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
-from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, TimePassed
+from elasticlib.rendezvous.node._session_liveness import NO_HEARTBEAT, Limits, SessionLiveness, TimePassed
 from elasticlib.rendezvous.node._session_memory import Mailbox, PendingOperation, PendingOperations, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Update, Wait, refuse
@@ -150,9 +150,9 @@ class Session:
             case events.ConnectionLost():
                 self._lose_connection(event, now, out)
             case events.OperationDone(_, number, result):
-                self._pending, asked = self._pending.answered(number)
-                if asked is not None:
-                    self._handle_answer(asked, result, now, out)
+                self._pending, operation = self._pending.answered(number)
+                if operation is not None:
+                    self._handle_answer(operation, result, now, out)
             case events.Denied():
                 self._take_refusal(event, out)
             case events.Refused(_, error):
@@ -166,8 +166,8 @@ class Session:
                 self._seek(events.Describe(slots, role), now)
             case events.SendReport(report):
                 self._outbox = self._outbox.add(report)
-            case events.SuspendHeartbeats(held):
-                self._heartbeats = self._heartbeats.hold(held, now)
+            case events.SuspendHeartbeats(is_suspended):
+                self._heartbeats = self._heartbeats.suspended(is_suspended, now)
             case events.CloseSession():
                 self.closed = True
             case _:
@@ -183,8 +183,8 @@ class Session:
         self._observe_contact(_session_liveness.Broken(event.why, event.gone), now, out)
 
     def _take_refusal(self, event: events.Denied, out: list[events.Action]) -> None:
-        self._pending, asked = self._pending.answered(event.number)
-        is_envelope = asked is not None and asked.task is Task.POST
+        self._pending, operation = self._pending.answered(event.number)
+        is_envelope = operation is not None and operation.task is Task.POST
         self._outbox, error = self._outbox.denied(event, is_envelope, self.identity.node)
         if error is not None:
             self._fail(error, out)
@@ -272,27 +272,27 @@ class Session:
     # Answers.
 
     def _handle_answer(
-        self, asked: PendingOperation, result: events.Answered, now: float, out: list[events.Action]
+        self, operation: PendingOperation, result: events.Answered, now: float, out: list[events.Action]
     ) -> None:
-        match asked.task, result:
+        match operation.task, result:
             case Task.FIND, _:
                 self._end_search(result is True, now, out)
-            case Task.GREET, [data, heard]:
-                self._read_greeting(data or b"", heard, now, out)
+            case Task.GREET, [data, heartbeat]:
+                self._read_greeting(data or b"", heartbeat, now, out)
             case Task.DESCRIBE, messages.Descriptor():
                 join = self.identity.join(result, self.terms, self.seen)
-                self._outbox = self._outbox.described(asked.seq, join)
+                self._outbox = self._outbox.described(operation.seq, join)
             case Task.POST, _:
-                self._message_stored(asked, now, out)
+                self._message_stored(operation, now, out)
             # The coordinator's heartbeat, read after one of this node's or while these are paused.
-            case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
-                self._read_heartbeat(heard, asked, now, out)
+            case ((Task.HEARTBEAT | Task.LISTEN), [heartbeat]):
+                self._read_heartbeat(heartbeat, operation, now, out)
             case Task.TAKE, data:
-                self._end_watch(asked.key, data, now, out)
-            case Task.FORGET, _ if isinstance(asked.what, Delete):
-                self._mailbox = self._mailbox.cleared(asked.what.keys)
+                self._end_watch(operation.key, data, now, out)
+            case Task.FORGET, _ if isinstance(operation.what, Delete):
+                self._mailbox = self._mailbox.cleared(operation.what.keys)
             case Task.CAUSE, [cause] if self._ending is not None:
-                self._end_with_cause(asked.key, self._ending, cause, now, out)
+                self._end_with_cause(operation.key, self._ending, cause, now, out)
 
     def _end_watch(self, key: str, data: events.Answered, now: float, out: list[events.Action]) -> None:
         """Note that the wait for the next notice is over, with or without the notice."""
@@ -308,17 +308,17 @@ class Session:
         greeting = Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT))
         self._ask(Task.GREET, greeting, now, out)
 
-    def _message_stored(self, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
+    def _message_stored(self, operation: PendingOperation, now: float, out: list[events.Action]) -> None:
         """Note that the store has a message of this node."""
-        self._outbox = self._outbox.done(asked.seq)
-        self._mailbox = self._mailbox.woken(asked.key)
-        is_first_sign = asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered
+        self._outbox = self._outbox.done(operation.seq)
+        self._mailbox = self._mailbox.woken(operation.key)
+        is_first_sign = operation.seq == self._outbox.join_seq and not self._heartbeats.unanswered
         if is_first_sign:
             # A request to join counts as a heartbeat; the first of the new mailbox follows at once.
             self._heartbeats = evolve(self._heartbeats, due_at=now)
-            self._observe_contact(_session_liveness.Acknowledged(asked.sent), now, out)
+            self._observe_contact(_session_liveness.Acknowledged(operation.sent), now, out)
 
-    def _read_greeting(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
+    def _read_greeting(self, data: bytes, heartbeat: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
             announcement = self.identity.announcement(data)
         except errors.RendezvousClosedError as error:
@@ -330,57 +330,59 @@ class Session:
                 self._fail(error, out)
         else:
             self.identity = evolve(self.identity, nonce=announcement.nonce)
-            self.seen = self.seen.after_greeting(announcement.nonce, self.identity.heard(heard)[0])
+            self.seen = self.seen.after_greeting(announcement.nonce, self.identity.coordinator_heartbeat(heartbeat)[0])
             self._host = announcement.host
             self._greeted = True
             self.status = ""
             self._observe_contact(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
-    def _read_heartbeat(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
+    def _read_heartbeat(
+        self, raw: bytes | None, operation: PendingOperation, now: float, out: list[events.Action]
+    ) -> None:
         """
         Take the coordinator's heartbeat, which was read after, or in place of, one of this node.
         """
-        if asked.task is Task.HEARTBEAT:
-            self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
-        heard, why_invalid = self.identity.heard(raw)
-        if heard is None and raw is not None:
+        if operation.task is Task.HEARTBEAT:
+            self._heartbeats = evolve(self._heartbeats, stored=operation.sent)
+        heartbeat, why_invalid = self.identity.coordinator_heartbeat(raw)
+        if heartbeat is None and raw is not None:
             self._refuse("coordinator's heartbeat", why_invalid, now, out)
         read = None
-        count = NOTHING_HEARD
-        if heard is not None:
-            read = self._last_read_of_own(heard, asked.task)
-            count = heard.count
-            self._follow_coordinator(heard, out)
+        count = NO_HEARTBEAT
+        if heartbeat is not None:
+            read = self._last_read_of_own(heartbeat, operation.task)
+            count = heartbeat.count
+            self._follow_coordinator(heartbeat, out)
 
         self._observe_contact(
             _session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out
         )
         self._deliver_ranks(read, now, out)
 
-    def _last_read_of_own(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
+    def _last_read_of_own(self, heartbeat: messages.CoordinatorHeartbeat, task: Task) -> float | None:
         """
         Return when the last heartbeat of this node was sent that the coordinator reports as read.
         """
         # The first one read after a Join may be from a time in which no coordinator was running.
-        self.status = heard.status if self._heartbeats.answered else ""
-        self.spares = heard.waiting
-        is_old = heard.count < self.contact.heard
-        report = None if is_old else heard.read
+        self.status = heartbeat.status if self._heartbeats.answered else ""
+        self.spares = heartbeat.waiting
+        is_old = heartbeat.count < self.contact.heartbeat_count
+        report = None if is_old else heartbeat.read
         self._heartbeats, read = self._heartbeats.hears(report, answered=task is Task.HEARTBEAT)
         return read
 
-    def _follow_coordinator(self, heard: messages.CoordinatorHeartbeat, out: list[events.Action]) -> None:
+    def _follow_coordinator(self, heartbeat: messages.CoordinatorHeartbeat, out: list[events.Action]) -> None:
         """
         Send messages again that a new coordinator may not know, and end with a job that is over.
         """
-        is_new_coordinator = heard.epoch > self.seen.epoch
+        is_new_coordinator = heartbeat.epoch > self.seen.epoch
         if is_new_coordinator and self.final is None:
             # Without elections the store itself may have been lost with the old coordinator.
             all_late = not self.contact.limits.has_election
             self._outbox = self._outbox.again(self.seen, all_late=all_late)
-        self.seen = self.seen.after_heartbeat(heard)
-        if heard.over:
-            ended = f"job {self.identity.run_id!r} has ended: {heard.over}"
+        self.seen = self.seen.after_heartbeat(heartbeat)
+        if heartbeat.over:
+            ended = f"job {self.identity.run_id!r} has ended: {heartbeat.over}"
             self._fail(errors.RendezvousClosedError(ended), out)
 
     def _read_notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -413,8 +415,8 @@ class Session:
         self._take_notice(key, whole, now, out)
 
     def _refuse(self, kind: str, why: object, now: float, out: list[events.Action]) -> None:
-        self._refusals, said = refuse(self._refusals, kind, why, now)
-        out += said
+        self._refusals, actions = refuse(self._refusals, kind, why, now)
+        out += actions
 
     def _take_notice(
         self, key: str, notice: messages.CoordinatorNotice | None, now: float, out: list[events.Action]
@@ -564,7 +566,7 @@ class Session:
             return
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
-        heartbeat = messages.NodeHeartbeat(self._heartbeats.count, self._mailbox.read, self._outbox.said)
+        heartbeat = messages.NodeHeartbeat(self._heartbeats.count, self._mailbox.read, self._outbox.stored)
         own = self.identity.heartbeat(self._mailbox.name, heartbeat)
         self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
 

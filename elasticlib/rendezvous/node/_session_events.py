@@ -93,7 +93,7 @@ class SendReport:
 class SuspendHeartbeats:
     """Heartbeats must pause, or resume."""
 
-    held: bool
+    is_suspended: bool
 
 
 @frozen

@@ -48,7 +48,7 @@ ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
 RECONNECT = 0.25
 """Share of the heartbeat time for one attempt, after contact was lost."""
-NOTHING_HEARD = -1
+NO_HEARTBEAT = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
 """Refused connections in a row, after contact, that show the host's process is gone."""
@@ -101,7 +101,7 @@ class HeartbeatRead:
 
     sent: float
     count: int
-    """Count of the coordinator's heartbeat; `NOTHING_HEARD` if none was found."""
+    """Count of the coordinator's heartbeat; `NO_HEARTBEAT` if none was found."""
     why_invalid: str = ""
     """The reason why none was found."""
     read: float | None = None
@@ -174,8 +174,8 @@ class SessionLiveness:
     Time of sending of the last heartbeat that the coordinator has read; None while this node has no
     ranks.
     """
-    heard: int = NOTHING_HEARD
-    heard_at: float = 0.0
+    heartbeat_count: int = NO_HEARTBEAT
+    count_since: float = 0.0
     """Time at which that count was first read."""
     quiet_since: float | None = None
     """
@@ -249,7 +249,7 @@ def _take_heartbeat(contact: SessionLiveness, event: HeartbeatRead, now: float) 
     """Judge the coordinator's heartbeat: it stands still, shows that this node slept, or is fine."""
     # Compared with the last heartbeat, before this one takes its place.
     slept = _slept(contact, event.count)
-    contact = _heard(contact, event, now)
+    contact = _with_count(contact, event, now)
     if now >= _silent_at(contact):
         quiet = now - (contact.quiet_since or now)
         why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
@@ -261,7 +261,7 @@ def _take_heartbeat(contact: SessionLiveness, event: HeartbeatRead, now: float) 
 
 def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
     """Return the state after *event*; only the time left for workers still matters."""
-    return _heard(contact, event, now) if isinstance(event, HeartbeatRead) else contact
+    return _with_count(contact, event, now) if isinstance(event, HeartbeatRead) else contact
 
 
 def rejoin(contact: SessionLiveness) -> SessionLiveness:
@@ -344,14 +344,14 @@ def _alive_at(contact: SessionLiveness) -> float:
     return contact.read
 
 
-def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> SessionLiveness:
+def _with_count(contact: SessionLiveness, event: HeartbeatRead, now: float) -> SessionLiveness:
     """Note the contents of the coordinator's heartbeat, or that no valid one was found."""
     contact = evolve(contact, compares=True, why_invalid=event.why_invalid)
-    if event.count != NOTHING_HEARD:
+    if event.count != NO_HEARTBEAT:
         contact = _with_signs_of_life(contact, event)
-    if event.count > contact.heard:
-        return evolve(contact, heard=event.count, heard_at=now, quiet_since=None)
-    stands_still = now >= contact.heard_at + STILL * contact.limits.heartbeat
+    if event.count > contact.heartbeat_count:
+        return evolve(contact, heartbeat_count=event.count, count_since=now, quiet_since=None)
+    stands_still = now >= contact.count_since + STILL * contact.limits.heartbeat
     if stands_still and contact.quiet_since is None:
         return evolve(contact, quiet_since=now)
     return contact
@@ -359,7 +359,7 @@ def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> Sessio
 
 def _with_signs_of_life(contact: SessionLiveness, event: HeartbeatRead) -> SessionLiveness:
     """Note which heartbeats of this node the store has, and which the coordinator has read."""
-    if event.count < contact.heard:
+    if event.count < contact.heartbeat_count:
         # If somebody writes an older one again, or hides the present one, this node's heartbeats
         # may be hidden, too.
         return evolve(contact, why_invalid="the heartbeat of the job's coordinator is stale")
@@ -374,22 +374,22 @@ def _contact_is_back(contact: SessionLiveness, now: float) -> SessionLiveness:
     return evolve(contact, fenced=False) if is_back else contact
 
 
-def _slept(contact: SessionLiveness, heard: int) -> int:
+def _slept(contact: SessionLiveness, count: int) -> int:
     """
     Return how far the coordinator's time advanced while this node must have slept; 0: it did not
     sleep.
     """
     if not contact.compares or not contact.limits.heartbeat:
         return 0
-    if heard <= contact.heard:
+    if count <= contact.heartbeat_count:
         # None was found, or an old one.
         return 0
 
-    grown = heard - contact.heard
-    is_new_coordinator = heard >> EPOCH_BITS != contact.heard >> EPOCH_BITS
+    grown = count - contact.heartbeat_count
+    is_new_coordinator = count >> EPOCH_BITS != contact.heartbeat_count >> EPOCH_BITS
     if is_new_coordinator:
         # It counts from 0, and gives every node a full heartbeat time.
-        grown = heard & ((1 << EPOCH_BITS) - 1)
+        grown = count & ((1 << EPOCH_BITS) - 1)
 
     return grown if grown >= SLEPT else 0
 

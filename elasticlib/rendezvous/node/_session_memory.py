@@ -98,9 +98,9 @@ class PendingOperations:
         Return the requests without *number*, and that request; None if no request has this number.
         """
         # An answer may come after the requests were cleared: it is ignored.
-        for thread, asked in self._busy.items():
-            if asked.number == number:
-                return evolve(self, busy={each: it for each, it in self._busy.items() if each is not thread}), asked
+        for thread, operation in self._busy.items():
+            if operation.number == number:
+                return evolve(self, busy={each: it for each, it in self._busy.items() if each is not thread}), operation
         return self, None
 
     def cleared(self) -> Self:
@@ -214,5 +214,5 @@ class Waiting:
     def log_line(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
         """Return the wait after one more log line, and that line; *why* may be empty."""
         why = why or "the job is found, but its coordinator has not reported its nodes yet"
-        said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
-        return evolve(self, logged=self.logged + 1), said
+        warning = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
+        return evolve(self, logged=self.logged + 1), warning

@@ -218,7 +218,7 @@ class RankAssignment:
     """The reason for the start of the round."""
     cause: str = ""
     """The reason for the end of the last round, if its workers failed."""
-    heard: int = field(default=0, validator=ge(0))
+    heartbeat_count: int = field(default=0, validator=ge(0))
     """Count of the last heartbeat of this node that was read since it asked for ranks; 0: none was yet."""
 
     def __attrs_post_init__(self) -> None:
@@ -407,7 +407,7 @@ class NodeHeartbeat:
     count: int = field(validator=ge(0))
     read: int = field(default=0, validator=ge(0))
     """Notices of this mailbox that were read; the coordinator writes the others again."""
-    said: int = field(default=0, validator=ge(0))
+    stored: int = field(default=0, validator=ge(0))
     """Number of the last message that this node wrote."""
 
 

@@ -25,19 +25,21 @@ class Seen:
     """Number of takeovers of the coordination."""
     round: int = -1
     """The last round in which the node had ranks."""
-    heard: int = 0
+    heartbeat_count: int = 0
     """Count of the coordinator's latest heartbeat."""
 
-    def after_greeting(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
+    def after_greeting(self, nonce: str, heartbeat: CoordinatorHeartbeat | None) -> Self:
         """Return the progress after a greeting with this *nonce*, and the heartbeat beside it."""
-        if heard is None:
+        if heartbeat is None:
             return evolve(self, nonce=nonce)
         # Without its epoch: a new coordinator is noticed where its consequences are handled.
-        return evolve(self, nonce=nonce, heard=max(self.heard, heard.count))
+        return evolve(self, nonce=nonce, heartbeat_count=max(self.heartbeat_count, heartbeat.count))
 
-    def after_heartbeat(self, heard: CoordinatorHeartbeat) -> Self:
+    def after_heartbeat(self, heartbeat: CoordinatorHeartbeat) -> Self:
         """Return the progress after a heartbeat of the coordinator."""
-        return evolve(self, epoch=max(self.epoch, heard.epoch), heard=max(self.heard, heard.count))
+        return evolve(
+            self, epoch=max(self.epoch, heartbeat.epoch), heartbeat_count=max(self.heartbeat_count, heartbeat.count)
+        )
 
     def after_notice(self, notice: CoordinatorNotice) -> Self:
         """Return the progress after a notice of the coordinator."""

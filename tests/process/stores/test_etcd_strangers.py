@@ -156,7 +156,7 @@ def with_a_stranger(document: bytes) -> bytes:
     body = json.loads(document[start:])
     state = json.loads(body["state"])
     state["waiting"].append(["evil/1-a", 1, 1, "trainer", [STRANGER], 4000, None, True, ""])
-    state["heard"]["evil/1-a"] = 1
+    state["received"]["evil/1-a"] = 1
     body["state"] = json.dumps(state)
     return document[:start] + json.dumps(body).encode()
 

@@ -87,7 +87,7 @@ class Envelopes:
     def described(self, made: Descriptor, seen: Seen) -> None:
         """It is known what the node brings."""
         seq = self.stored + 1
-        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.heard)
+        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.heartbeat_count)
         self._due[seq] = join
         if seq == self.join_seq:
             self._join = join
@@ -95,7 +95,9 @@ class Envelopes:
     def repeats(self, seen: Seen) -> None:
         """The coordinator may not know the request: it is said once more, if that is not being done already."""
         if self._join is not None and self.has_joined and self.join_seq not in self._again:
-            self._again[self.join_seq] = evolve(self._join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
+            self._again[self.join_seq] = evolve(
+                self._join, round=seen.round, epoch=seen.epoch, pulse=seen.heartbeat_count
+            )
 
     def _add(self, report: Report | None) -> None:
         self.last += 1

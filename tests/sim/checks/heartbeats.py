@@ -70,7 +70,7 @@ class Heartbeats:
         if told is None or ranks is None or told.round != ranks.round:
             return None
         digits = told.last[2 * ranks.group_rank :][:2]
-        least = max(self._credited, ranks.heard, self.count - self.since_join + 1)
+        least = max(self._credited, ranks.heartbeat_count, self.count - self.since_join + 1)
         if len(digits) < 2 or not set(digits) <= set(DIGITS) or self.is_far(ranks):
             return None
         number = 64 * DIGITS.index(digits[0]) + DIGITS.index(digits[1])
@@ -82,7 +82,7 @@ class Heartbeats:
 
     def is_far(self, ranks: RankAssignment) -> bool:
         """Whether so many went out since the last that was read that what is told of them may mean others."""
-        return self.count - max(self._credited, ranks.heard, self.count - self.since_join + 1) >= FAR
+        return self.count - max(self._credited, ranks.heartbeat_count, self.count - self.since_join + 1) >= FAR
 
     def listens(self, now: float) -> None:
         """The coordinator's is read without one of the node before."""

@@ -338,7 +338,7 @@ class SessionChecks:
             self.waiting.ends()
         if isinstance(notice, messages.RankAssignment):
             self._ranks, self._unsure, self.heartbeats.has_ranks = notice, True, True
-            sent = self.heartbeats.sent.get(notice.heard, self.envelopes.asked_at)
+            sent = self.heartbeats.sent.get(notice.heartbeat_count, self.envelopes.asked_at)
             if sent is None or self.heartbeats.is_far(notice):
                 sent = -math.inf
                 self._too_late = self._unsure = bool(self.contact.heartbeat)

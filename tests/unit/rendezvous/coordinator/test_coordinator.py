@@ -1079,7 +1079,7 @@ def test_ranks_come_with_the_last_heartbeat_that_was_read_of_their_node() -> Non
     desk.join("b")
 
     assert desk.state.round is not None
-    assert [count, 0] == [assignment.heard for assignment in desk.state.round.assignments]
+    assert [count, 0] == [assignment.heartbeat_count for assignment in desk.state.round.assignments]
 
 
 def test_spare_with_missed_heartbeats_gets_no_ranks_before_another_one() -> None:

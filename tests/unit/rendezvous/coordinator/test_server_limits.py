@@ -87,8 +87,8 @@ def test_an_old_heartbeat_says_nothing_of_messages_either() -> None:
     store = Store(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = store.joined("a", "b")
     new, old = (
-        [store.node_heartbeat(b, NodeHeartbeat(9 + count, said=2)) for count in range(40)],
-        store.node_heartbeat(b, NodeHeartbeat(3, said=1)),
+        [store.node_heartbeat(b, NodeHeartbeat(9 + count, stored=2)) for count in range(40)],
+        store.node_heartbeat(b, NodeHeartbeat(3, stored=1)),
     )
     heartbeats = [node_heartbeat for each in new for node_heartbeat in (each, old)]
 

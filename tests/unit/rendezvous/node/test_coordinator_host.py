@@ -264,8 +264,8 @@ def test_a_node_whose_heartbeats_stop_is_lost_and_the_others_go_on() -> None:
 class _Beats:
     """Heartbeats for mailboxes, saying that all was read."""
 
-    def __init__(self, office: Office, mailboxes: set[str], **said: int) -> None:
-        self.office, self.mailboxes, self.said = office, mailboxes, said
+    def __init__(self, office: Office, mailboxes: set[str], **counts: int) -> None:
+        self.office, self.mailboxes, self.counts = office, mailboxes, counts
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.work)
         self.thread.start()
@@ -276,7 +276,7 @@ class _Beats:
             count += 1
             for mailbox in self.mailboxes:
                 key = heartbeat_key(mailbox)
-                node_heartbeat = NodeHeartbeat(count, self.said.get("read", 9), self.said.get("said", 0))
+                node_heartbeat = NodeHeartbeat(count, self.counts.get("read", 9), self.counts.get("stored", 0))
                 place = key_place("job", self.office.nonce, key)
                 self.office.exchange.write({key: encode(node_heartbeat, self.office.key, place)})
 
@@ -302,7 +302,7 @@ def test_a_message_that_was_removed_ends_the_job_with_a_clear_word() -> None:
     office = Office(BRISK)
     mailbox = office.join("a")
     office.read(mailbox, 0)
-    heartbeats = _Beats(office, {mailbox}, said=2)
+    heartbeats = _Beats(office, {mailbox}, stored=2)
 
     final = office.read(mailbox, 1)
 

@@ -757,7 +757,7 @@ def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
     shell.greeted()
     assert isinstance(shell.what(), Update)
 
-    shell.reads(evolve(SEAT, heard=2))
+    shell.reads(evolve(SEAT, heartbeat_count=2))
 
     assert "the ranks of round 0 arrived while contact was lost" == why_lost(shell)
 
@@ -811,7 +811,7 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
         if isinstance(shell.what(), Post):
             shell.posted()
 
-    shell.reads(evolve(SEAT, heard=1))
+    shell.reads(evolve(SEAT, heartbeat_count=1))
 
     assert "the ranks of this node arrived too late" == why_lost(shell)
 
@@ -821,14 +821,14 @@ def test_doubtful_ranks_are_passed_on_once_the_node_was_heard_again(heard: int) 
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
     shell.beats(4)
-    shell.reads(evolve(SEAT, heard=heard))
+    shell.reads(evolve(SEAT, heartbeat_count=heard))
     assert () == shell.words()
 
     shell.hears(tells("b", count=9))
     assert () == shell.words()
     shell.hears(tells("g", count=12))
 
-    assert (evolve(SEAT, heard=heard),) == shell.words()
+    assert (evolve(SEAT, heartbeat_count=heard),) == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
 
 
@@ -836,9 +836,9 @@ def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None
     shell = Shell().greeted().joined()
     shell.beats(2)
 
-    shell.reads(evolve(SEAT, heard=2))
+    shell.reads(evolve(SEAT, heartbeat_count=2))
 
-    assert (evolve(SEAT, heard=2),) == shell.words()
+    assert (evolve(SEAT, heartbeat_count=2),) == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
 
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.rendezvous.node._session_liveness import (
-    NOTHING_HEARD,
+    NO_HEARTBEAT,
     Acknowledged,
     Action,
     Assigned,
@@ -320,22 +320,22 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
     assert search(live(), 100.0) == ""
 
 
-@pytest.mark.parametrize("heard", [NOTHING_HEARD, (1 << 32) + 19])
-def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(heard: int) -> None:
+@pytest.mark.parametrize("count", [NO_HEARTBEAT, (1 << 32) + 19])
+def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(count: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
-    looks = ((3.0, HeartbeatRead(3.0, (2 << 32) + 5)), (6.0, HeartbeatRead(6.0, heard)))
+    looks = ((3.0, HeartbeatRead(3.0, (2 << 32) + 5)), (6.0, HeartbeatRead(6.0, count)))
     _, done = play(live(elected=True), *looks)
 
     assert [] == done
 
 
-@pytest.mark.parametrize("heard", [NOTHING_HEARD, 4])
+@pytest.mark.parametrize("count", [NO_HEARTBEAT, 4])
 @pytest.mark.parametrize("elected", [False, True])
-def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(heard: int, elected: bool) -> None:
+def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(count: int, elected: bool) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
     contact, _ = play(live(elected=elected), (3.0, HeartbeatRead(3.0, 5)))
 
-    looks = tuple((at, HeartbeatRead(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
+    looks = tuple((at, HeartbeatRead(at, count)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
     _, done = play(contact, *looks)
 
     assert [Fence] == [type(action) for action in done if not isinstance(action, ReplaceConnection)]
