@@ -24,6 +24,7 @@ from elasticlib.cli import (
     Request,
     by_source,
     exit_status,
+    give_allocation_back,
     read_nodes,
     read_workers,
     report_end,
@@ -72,7 +73,8 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
         raise by_source(e, request.given) from e
     except ElasticError as e:
         e._elastic_exit_status = exit_status(e, request.exits)
-        report_end(e, request.exits, environ)
+        if not report_end(e, request.exits, environ):
+            give_allocation_back(e, request.exits, environ)
         raise
 
 

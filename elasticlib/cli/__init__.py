@@ -14,7 +14,7 @@ from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.cli._brief import Brief as Brief
-    from elasticlib.cli._end_report import report_end as report_end
+    from elasticlib.cli._end_report import give_allocation_back as give_allocation_back, report_end as report_end
     from elasticlib.cli._option_table import read_nodes as read_nodes, read_workers as read_workers
     from elasticlib.cli._parser import PROG as PROG, Parser as Parser
     from elasticlib.cli._request import Request as Request, by_source as by_source, request_of as request_of
@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.cli._brief": "Brief",
-        "elasticlib.cli._end_report": "report_end",
+        "elasticlib.cli._end_report": "give_allocation_back report_end",
         "elasticlib.cli._option_table": "read_nodes read_workers",
         "elasticlib.cli._parser": "PROG Parser",
         "elasticlib.cli._request": "Request by_source request_of",

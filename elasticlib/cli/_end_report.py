@@ -26,11 +26,7 @@ def report_end(error: ElasticError, settings: ExitSettings, environ: Mapping[str
     if isinstance(error, RendezvousGracefulExitError):
         return False
     _write(settings.termination_log, termination_message(error))
-    if may_be_requeued(error, settings):
-        return _requeue(environ)
-    if has_lost_nodes(error):
-        _give_allocation_back(settings, environ)
-    return False
+    return may_be_requeued(error, settings) and _requeue(environ)
 
 
 def _write(path: str | None, text: str) -> None:
@@ -53,7 +49,14 @@ def _requeue(environ: Mapping[str, str]) -> bool:
     return not why_not
 
 
-def _give_allocation_back(settings: ExitSettings, environ: Mapping[str, str]) -> None:
+def give_allocation_back(error: ElasticError, settings: ExitSettings, environ: Mapping[str, str]) -> None:
+    """
+    Give the allocation of a Slurm job back whose script was lost with its machine; Slurm then ends this process.
+
+    This may wait for minutes, until Slurm has noticed the loss.
+    """
+    if isinstance(error, RendezvousGracefulExitError) or not has_lost_nodes(error):
+        return
     command = release_after_loss(environ, settings.engine)
     if command:
         log.warning("the job's script was lost with its machine: %s", command)

@@ -22,7 +22,7 @@ from attrs import evolve
 
 from elasticlib import records
 from elasticlib._clock import sleep, wall_time
-from elasticlib.cli import ExitSettings, exit_status, report_end
+from elasticlib.cli import ExitSettings, exit_status, give_allocation_back, report_end
 from elasticlib.engines import EngineContext, engine_context, kill_wait, reachable, with_all_nodes
 from elasticlib.errors import ConfigError, ElasticError, StartError
 from elasticlib.job import Job, Results
@@ -137,6 +137,7 @@ class _BatchNode:
         is_requeued = report_end(error, self._exits, os.environ)
         if not is_requeued:
             self._write(pack_error(error, self._world))
+            give_allocation_back(error, self._exits, os.environ)
         return exit_status(error, self._exits)
 
     def _place(self) -> tuple[int, int]:

@@ -76,6 +76,23 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     print(f"allocation given back {time.monotonic() - began:.1f} s after the loss")
 
 
+def test_the_other_node_of_two_gives_the_allocation_back_once_slurm_finds_the_head_lost(
+    losing: Cluster, tmp_path: Path
+) -> None:
+    command = "bash -c 'exec elasticrun --nproc-per-node 1 --nnodes 1:2 train.py > node.$SLURM_PROCID 2>&1'"
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
+    job = losing.submit(script, "--nodes=2", "--no-requeue")
+    wait_until(lambda: "trains on" in said_by(tmp_path, 0), what=lambda: job.said)
+
+    losing.workers[0].lose()
+    wait_until(lambda: job.facts()["JobState"] == "CANCELLED", 100, what=lambda: said_by(tmp_path, 1))
+
+    assert "m1, which has the job's script, cannot be reached" in said_by(tmp_path, 1)
+    assert [] == list(job.processes())
+
+
 def has_given_up(folder: Path, node: int) -> bool:
     """Return whether the node has written that it cannot reach the head."""
     return "contact with the job was lost; gave up" in said_by(folder, node)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from elasticlib.engines import engine_context, release_after_loss
+from elasticlib.engines import _lost_script, engine_context, release_after_loss
 from elasticlib.engines._lost_script import release_command
 from tests.unit.engines import recorded
 
@@ -34,17 +34,17 @@ def test_only_a_running_job_whose_script_is_lost_is_given_back(job: dict[str, st
 def release(tmp_path: Path) -> Callable[..., str]:
     """Call `release_after_loss` with programs in place of Slurm's, whose srun prints *witness*."""
 
-    def call(port: int, *, rank: int = 1, witness: str = "false") -> str:
+    def call(port: int, *, rank: int = 1, witness: str = "false", node: str = "", more: Mapping[str, str] = {}) -> str:
         shown = " ".join(f"{name}={value}" for name, value in BATCH.items())
         for name, script in {
-            "scontrol": f"echo '{shown}'",
+            "scontrol": f"case $3 in node) {node};; *) echo '{shown}';; esac",
             "scancel": f"touch {tmp_path}/done",
             "srun": witness,
         }.items():
             program = tmp_path / name
             program.write_text(f"#!/bin/sh\n{script}\n")
             program.chmod(0o755)
-        step = {**recorded.STEP, "SLURM_NODEID": str(rank), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        step = {**recorded.STEP, **more, "SLURM_NODEID": str(rank), "PATH": f"{tmp_path}:/usr/bin:/bin"}
         step |= {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_LAUNCHER_PORT": str(port)}
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PATH", step["PATH"])
@@ -85,3 +85,36 @@ def test_a_machine_out_of_reach_is_lost_only_if_another_node_says_so(
     monkeypatch.setattr(socket, "create_connection", connect)
 
     assert command == release(1, witness=witness)
+
+
+OF_TWO = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("states", "command"),
+    [
+        (["ALLOCATED", "ALLOCATED*"], "scancel 1"),
+        (["DOWN"], "scancel 1"),
+        (["ALLOCATED+NOT_RESPONDING"], "scancel 1"),
+        (["ALLOCATED"], ""),
+        ([""], ""),
+    ],
+)
+def test_slurm_is_the_witness_of_a_step_of_two_nodes(
+    release: Callable[..., str], states: list[str], command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def connect(*_: object) -> None:
+        raise TimeoutError
+
+    def look_again(_: float) -> None:
+        file.write_text(f"State={rest.pop(0) if rest else first}")
+
+    first, *rest = states
+    file = tmp_path / "state"
+    file.write_text(f"State={first}")
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(_lost_script, "sleep", look_again)
+    monkeypatch.setattr(_lost_script, "monotonic", lambda: float(next(clock)))
+
+    assert command == release(1, node=f"cat {file}", more=OF_TWO)
