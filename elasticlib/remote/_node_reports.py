@@ -96,6 +96,10 @@ def course_of(reports: Collection[NodeReport]) -> JobCourse:
     newest = max(reports, key=lambda each: each.round)
     states = {each.state for each in reports}
     state = next((each for each in _STATES if each in states), newest.state)
+    failed = next((each for each in reports if each.state == "failed" and each.round == newest.round), None)
+    if failed is not None and state in _STATES:
+        # The others end, too, and a lost one leaves its last report.
+        state, newest = "stopping", failed
     return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
 
 

@@ -25,7 +25,8 @@ class WorkersOfBatch:
         self._folder, self._silence = folder, silence
         self._seconds = seconds_between_reports(nodes)
         self._lock = threading.Lock()
-        self._reports: list[NodeReport] = []
+        self._reports: dict[str, NodeReport] = {}
+        """The last report of each node in the present run, by its file's name."""
         self._read_at = -math.inf
         self._restarts = 0
         self._is_pending = True
@@ -37,7 +38,7 @@ class WorkersOfBatch:
         with self._lock:
             if restarts != self._restarts:
                 # The workers of an earlier run exist no more.
-                self._reports, self._read_at = [], -math.inf
+                self._reports, self._read_at = {}, -math.inf
             self._restarts, self._is_pending = restarts, is_pending
 
     def end(self, *, is_over: bool) -> None:
@@ -45,7 +46,7 @@ class WorkersOfBatch:
         with self._lock:
             self._read()
             if is_over:
-                self._reports = [each.after_the_end() for each in self._reports]
+                self._reports = {name: each.after_the_end() for name, each in self._reports.items()}
             self._read_at = math.inf
 
     # For any thread.
@@ -73,16 +74,16 @@ class WorkersOfBatch:
                 return []
             if monotonic() >= self._read_at + self._seconds:
                 self._read()
-            newest = max((each.round for each in self._reports), default=-1)
+            newest = max((each.round for each in self._reports.values()), default=-1)
             # A node that was lost leaves its last report.
-            return [each for each in self._reports if each.round == newest]
+            return [each for each in self._reports.values() if each.round == newest]
 
     def _read(self) -> None:
         self._read_at = monotonic()
         names = [name for (restarts, _), name in self._folder.reports().items() if restarts == self._restarts]
-        found = [report for report in map(self._report, names) if report is not None]
-        # A folder that cannot be read for a moment, or is removed, changes nothing.
-        self._reports = found or self._reports
+        found = {name: report for name in names if (report := self._report(name)) is not None}
+        # A file that cannot be read for a moment, or is removed with its folder, changes nothing.
+        self._reports |= found
 
     def _report(self, name: str) -> NodeReport | None:
         """Return the report in the file *name*; None if it is not that of a node, or cannot be read now."""

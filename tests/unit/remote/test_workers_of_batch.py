@@ -75,6 +75,27 @@ def test_reports_of_an_earlier_run_do_not_count(folder: BatchFolder) -> None:
     assert (worker(1),) == workers.ranks()
 
 
+def test_report_whose_file_has_been_removed_counts_beside_another_one(folder: BatchFolder) -> None:
+    put(folder, 0, report(0))
+    put(folder, 1, report(1))
+    workers = begun(folder)
+    assert 2 == len(workers.ranks())
+
+    os.unlink(folder.file(report_name(0, 0)))
+    workers.end(is_over=False)
+
+    assert (worker(0), worker(1)) == workers.ranks()
+
+
+def test_job_stops_once_a_node_has_failed(folder: BatchFolder) -> None:
+    put(folder, 0, report(0, "starting"))
+    put(folder, 1, evolve(report(1, "failed"), why="contact was lost"))
+
+    course = begun(folder).course()
+
+    assert ("stopping", "contact was lost") == (course.state, course.why)
+
+
 def test_last_report_of_a_node_that_was_lost_does_not_count(folder: BatchFolder) -> None:
     put(folder, 0, report(0, number=0))
     put(folder, 1, report(1, number=1))
