@@ -264,6 +264,11 @@ class _BatchWatch:
 
     def _without_outcome(self) -> RaiseError | None:
         """Return the error of a job that is over without an outcome; None while files may be late."""
+        if self._submission.is_attached and not os.path.isdir(self._files.path):
+            return RaiseError(
+                f"the program that submitted Slurm job {self._submission.number} has its results: "
+                f"it has removed {self._files.path}"
+            )
         now = monotonic()
         self._over_since = min(self._over_since, now)
         is_late = now >= self._over_since + _LATE_SECONDS

@@ -234,6 +234,22 @@ def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients:
     assert ALL == outcome(client)[0]
 
 
+def test_program_that_has_attached_and_looks_too_late_says_who_has_the_results(clients: Clients) -> None:
+    client = clients.start("wait")
+    job = clients.wait_for_workers(client)
+    attached = clients.start(attached=job.number)
+    wait_until(lambda: (clients.folder / "attached").exists())
+
+    attached.send_signal(signal.SIGSTOP)
+    clients.go()
+    assert ALL == outcome(client)[0]
+    attached.send_signal(signal.SIGCONT)
+    (classes, message), _ = outcome(attached)
+
+    assert "StartError" in classes
+    assert message.startswith(f"the program that submitted Slurm job {job.number} has its results")
+
+
 def test_program_that_ends_at_once_has_submitted_its_job(clients: Clients) -> None:
     client = clients.start("go")
     _, stderr = client.communicate(timeout=LIMIT)
