@@ -82,8 +82,9 @@ def _place(error: ChildFailedError, rank: int) -> str:
 def _message(failure: ProcessFailure) -> list[str]:
     if not failure.exception_type:
         # The process was killed, or it is a program of another language: its last lines may say why.
-        hint = [failure.hint] if failure.hint else []
-        return [failure.summary(with_place=False), *hint, *failure.log_tail[-3:]]
+        summary = failure.summary(with_place=False)
+        hint = [failure.hint] if failure.hint not in summary else []
+        return [summary, *hint, *failure.log_tail[-3:]]
 
     every = failure.message.splitlines() or [failure.exception_type]
     lines = [_shortened(line) for line in every]

@@ -285,6 +285,7 @@ def caused():
         line.startswith("RecursionError: maximum recursion depth exceeded") for line in deep
     )
     assert any("SIGKILL" in line for line in killed)
+    assert 1 == sum("the cgroup's out-of-memory counter did not move" in line for line in killed)
     assert any("more lines: print(error) shows them" in line for line in long)
     assert caused[caused.index("ValueError: outer") + 1] == "raised from KeyError: 'inner'"
     assert any(re.fullmatch(r"in the worker of rank [01], at item [012]:", line) for line in item)
