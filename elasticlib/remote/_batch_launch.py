@@ -348,7 +348,8 @@ class _BatchWatch:
         self._has_ended = True
         has_all = isinstance(decision, ReturnResults) or len(self._of_last_run()) == self._submission.record.nodes
         if has_all:
-            self._wait_for_mark()
+            if not self._wait_for_mark() and not self._submission.is_attached:
+                self._end_script()
         elif not self._is_over():
             self._cancel(self._grace)
         self._show_rest()
@@ -373,12 +374,19 @@ class _BatchWatch:
         packed = {node: data for (restarts, node), data in self._packed.items() if restarts == last}
         return error_of_place(packed, decision.place, self._submission.record.raise_as)
 
-    def _wait_for_mark(self) -> None:
-        """Wait until the script has ended, so that all output is in the files."""
+    def _wait_for_mark(self) -> bool:
+        """Wait until the script has ended, so that all output is in the files; return False if it stays."""
         until = monotonic() + _END_SECONDS
         while not (self._files.has_ended(self._restarts()) or self._is_over()):
             if _has_signal(self._next(_LOOK_SECONDS)) or monotonic() >= until:
-                return
+                return False
+            self._ask()
+        return True
+
+    def _end_script(self) -> None:
+        """Cancel what stays of a job whose nodes have all ended: srun may wait for a lost machine."""
+        _log.warning("%s is cancelled: all nodes have ended, and its script has not", self._seen)
+        self._send("--signal=KILL" if self._submission.record.is_step else "")
 
 
 def _has_signal(items: Sequence[object]) -> bool:

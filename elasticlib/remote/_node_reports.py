@@ -17,6 +17,8 @@ from elasticlib.job import JobCourse, JobStatus, RankStatus
 
 _STATES = ("stopping", "running", "starting", "waiting for ranks")
 """States of a node that runs; the first one that a node has is that of the job."""
+_STOPS = ("failed", "stopped")
+"""States of a node that has ended, after which no other one can end its round with success."""
 _RUNNING = ("starting", "running")
 """States of a worker without an outcome."""
 _NODES_A_SECOND = 100
@@ -96,10 +98,10 @@ def course_of(reports: Collection[NodeReport]) -> JobCourse:
     newest = max(reports, key=lambda each: each.round)
     states = {each.state for each in reports}
     state = next((each for each in _STATES if each in states), newest.state)
-    failed = next((each for each in reports if each.state == "failed" and each.round == newest.round), None)
-    if failed is not None and state in _STATES:
-        # The others end, too, and a lost one leaves its last report.
-        state, newest = "stopping", failed
+    ended = next((each for each in reports if each.state in _STOPS and each.round == newest.round), None)
+    if ended is not None and state in _STATES:
+        # The others of its round end, too, and a lost one leaves its last report.
+        state, newest = "stopping", ended
     return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
 
 

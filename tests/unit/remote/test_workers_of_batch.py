@@ -87,9 +87,10 @@ def test_report_whose_file_has_been_removed_counts_beside_another_one(folder: Ba
     assert (worker(0), worker(1)) == workers.ranks()
 
 
-def test_job_stops_once_a_node_has_failed(folder: BatchFolder) -> None:
+@pytest.mark.parametrize("state", ["failed", "stopped"])
+def test_job_stops_once_a_node_has_ended_without_success(folder: BatchFolder, state: str) -> None:
     put(folder, 0, report(0, "starting"))
-    put(folder, 1, evolve(report(1, "failed"), why="contact was lost"))
+    put(folder, 1, evolve(report(1, state), why="contact was lost"))
 
     course = begun(folder).course()
 
