@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 _CHUNK = 2**16
-_THREADS = "OMP_NUM_THREADS"
+_SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+"""Variables that Ray sets in its running process, from the actor's CPUs and to a debugger that only an actor has."""
 
 
 class PipedProgram:
@@ -70,10 +71,9 @@ class PipedProgram:
 
 
 def variables(now: Mapping[str, str], at_start: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for the program: those of the actor, without the number of threads that Ray has set."""
-    # Ray sets it in its running process, from the actor's CPUs: the workers would get another number than elsewhere.
-    kept = {name: value for name, value in now.items() if name != _THREADS}
-    return {**kept, _THREADS: at_start[_THREADS]} if _THREADS in at_start else kept
+    """Return the variables for the program: those of the actor, but those of `_SET_BY_RAY` as they were at its start."""
+    kept = {name: value for name, value in now.items() if name not in _SET_BY_RAY}
+    return {**kept, **{name: at_start[name] for name in _SET_BY_RAY if name in at_start}}
 
 
 def _variables_at_start() -> dict[str, str]:

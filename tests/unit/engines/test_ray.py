@@ -94,11 +94,13 @@ def test_bundles_are_those_of_the_group_or_one_cpu_each() -> None:
     [
         ({"OMP_NUM_THREADS": "1", "A": "b"}, {"A": "b"}, {"A": "b"}),
         ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
+        ({"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}, {}, {}),
+        ({"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}, {"PYTHONBREAKPOINT": "a.b"}, {"PYTHONBREAKPOINT": "a.b"}),
         ({"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
     ],
-    ids=["set by Ray", "set by the user", "assigned by Ray"],
+    ids=["set by Ray", "set by the user", "debugger of Ray", "debugger of the user", "assigned by Ray"],
 )
-def test_number_of_threads_that_ray_has_set_is_removed(
+def test_variable_that_ray_has_set_in_its_process_is_removed(
     now: dict[str, str], at_start: dict[str, str], expected: dict[str, str]
 ) -> None:
     assert expected == variables(now, at_start)
