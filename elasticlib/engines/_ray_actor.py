@@ -71,7 +71,7 @@ class PipedProgram:
 
 
 def variables(now: Mapping[str, str], at_start: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for the program: those of the actor, but those of `_SET_BY_RAY` as they were at its start."""
+    """Return the variables for the program: those of the actor, with `_SET_BY_RAY` as they were at its start."""
     kept = {name: value for name, value in now.items() if name not in _SET_BY_RAY}
     return {**kept, **{name: at_start[name] for name in _SET_BY_RAY if name in at_start}}
 

@@ -275,8 +275,12 @@ class _BatchWatch:
         if not is_late and self._may_have_files():
             return None
 
-        missing = set(range(self._submission.record.nodes)) - {outcome.place for outcome in self._of_last_run()}
-        why = f"{self._seen} is over, without an outcome of nodes {sorted(missing)}"
+        present = {outcome.place for outcome in self._of_last_run()}
+        missing = sorted(set(range(self._submission.record.nodes)) - present)
+        why = f"{self._seen} is over, without an outcome of nodes {missing}"
+        if present:
+            # A node keeps its results until the others have ended.
+            why = f"{why}, whose results were lost with their machines: let workers write to files what must stay"
         if os.path.exists(self._files.file(OUTPUT)):
             return RaiseError(f"{why}; its output is in {self._files.path}")
         return RaiseError(f"{why}, and without output in {self._files.path}: give a folder that all nodes share")

@@ -95,14 +95,23 @@ def course_of(reports: Collection[NodeReport]) -> JobCourse:
     if not reports:
         return JobCourse()
 
-    newest = max(reports, key=lambda each: each.round)
-    states = {each.state for each in reports}
-    state = next((each for each in _STATES if each in states), newest.state)
-    ended = next((each for each in reports if each.state in _STOPS and each.round == newest.round), None)
-    if ended is not None and state in _STATES:
-        # The others of its round end, too, and a lost one leaves its last report.
-        state, newest = "stopping", ended
+    newest = _most_telling(reports)
+    state = _common_state({each.state for each in reports}, newest.state)
     return JobCourse(state, newest.why, newest.round, newest.restarts, nodes=newest.nodes)
+
+
+def _most_telling(reports: Collection[NodeReport]) -> NodeReport:
+    """Return a report of the newest round, if possible that of a node that has ended without success."""
+    return max(reports, key=lambda each: (each.round, each.state in _STOPS))
+
+
+def _common_state(states: Collection[str], newest: str) -> str:
+    """Return the state of a job from the *states* of its nodes and the *newest*, that of the most telling report."""
+    unfinished = next((each for each in _STATES if each in states), None)
+    if unfinished is None:
+        return newest
+    # The others end with it, and a lost node leaves its last report.
+    return "stopping" if newest in _STOPS else unfinished
 
 
 def ranks_of(reports: Collection[NodeReport]) -> tuple[RankStatus, ...]:

@@ -76,9 +76,7 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     print(f"allocation given back {time.monotonic() - began:.1f} s after the loss")
 
 
-def test_the_other_node_of_two_gives_the_allocation_back_once_slurm_finds_the_head_lost(
-    losing: Cluster, tmp_path: Path
-) -> None:
+def test_other_node_of_two_gives_back_what_a_lost_head_held(losing: Cluster, tmp_path: Path) -> None:
     command = "bash -c 'exec elasticrun --nproc-per-node 1 --nnodes 1:2 train.py > node.$SLURM_PROCID 2>&1'"
     (tmp_path / "train.py").write_text(TRAIN)
     script = tmp_path / "job.sh"

@@ -234,7 +234,7 @@ def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients:
     assert ALL == outcome(client)[0]
 
 
-def test_program_that_has_attached_and_looks_too_late_says_who_has_the_results(clients: Clients) -> None:
+def test_late_attached_program_says_who_has_the_results(clients: Clients) -> None:
     client = clients.start("wait")
     job = clients.wait_for_workers(client)
     attached = clients.start(attached=job.number)
