@@ -64,6 +64,7 @@ from elasticlib.workers import (
     serving_caller,
     shown_by_caller,
     with_descriptors,
+    without_keyboard,
     workers_per_node,
 )
 
@@ -205,8 +206,8 @@ class CheckedLaunch:
     A checked launch, which can run once.
 
     *is_started*: it runs in the background of the program. *follows_callers*: its output goes through
-    ``sys.stdout``, which later callers may replace. *cell_shows_errors*: a notebook on another machine shows the
-    exceptions of workers.
+    ``sys.stdout``, which later callers may replace. *has_keyboard*: False on a machine that is not the
+    caller's. *cell_shows_errors*: a notebook on another machine shows the exceptions of workers.
     """
 
     outlives_program = False
@@ -222,6 +223,7 @@ class CheckedLaunch:
         title: str = "",
         *,
         follows_callers: bool = False,
+        has_keyboard: bool = True,
         cell_shows_errors: bool = False,
     ) -> None:
         check_health_check_server(health_check_server)
@@ -236,6 +238,7 @@ class CheckedLaunch:
 
             self._config = config = _with_all_nodes(as_launch_config(config))
             self._follows_callers, self._cell_shows_errors = follows_callers, cell_shows_errors
+            self._has_keyboard = has_keyboard
             self._choose_output(is_started)
             self._metric_handler = _check(config, self._logs)
             self._is_pool = bool(title)
@@ -280,6 +283,8 @@ class CheckedLaunch:
         if self._cell_shows_errors:
             job = shown_by_caller(prepared.job, errors=True, display_key="", ranks=())
             return evolve(prepared, job=job)
+        if not self._has_keyboard:
+            return evolve(prepared, job=without_keyboard(prepared.job))
         is_in_notebook = ipython_shell() is not None
         if not is_in_notebook and not self._follows_callers:
             return prepared

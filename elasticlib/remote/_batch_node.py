@@ -84,7 +84,7 @@ class _BatchNode:
         except (OSError, ValueError) as error:
             raise ConfigError(f"the call cannot be read: {error}") from error
         call = unpack_call(packed)
-        launch = CheckedLaunch(self._config(call), call.entrypoint, call.args, None, call.kwargs)
+        launch = CheckedLaunch(self._config(call), call.entrypoint, call.args, None, call.kwargs, has_keyboard=False)
         self._job = Job(launch, listener=self._listen)
         reporter = NodeReporter(
             self._job, self._report, seconds_between_reports(call.config.max_nodes, _REPORT_SECONDS)

@@ -354,6 +354,7 @@ class _Node:
             None,
             call.kwargs,
             is_started=True,
+            has_keyboard=False,
             cell_shows_errors=settings.cell_shows_errors,
         )
         job = Job(launch, listener=self._listen)

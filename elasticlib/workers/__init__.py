@@ -59,6 +59,7 @@ if typing.TYPE_CHECKING:
         serving_caller as serving_caller,
         shown_by_caller as shown_by_caller,
         with_descriptors as with_descriptors,
+        without_keyboard as without_keyboard,
     )
     from elasticlib.workers._processes import Processes as Processes
     from elasticlib.workers._signals import (
@@ -97,7 +98,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers._packing": "pack_call",
         "elasticlib.workers._plan": (
             "Preparation check_call check_function ignoring prepare_workers serving_caller shown_by_caller "
-            "with_descriptors"
+            "with_descriptors without_keyboard"
         ),
         "elasticlib.workers._processes": "Processes",
         "elasticlib.workers._signals": (

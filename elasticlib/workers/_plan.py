@@ -456,6 +456,11 @@ def shown_by_caller(job: LaunchPlan, *, errors: bool, display_key: str, ranks: S
     return _with_common(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
 
 
+def without_keyboard(job: LaunchPlan) -> LaunchPlan:
+    """Return *job* with workers whose functions cannot ask a person, since their machine is not the caller's."""
+    return _with_common(job, has_keyboard=False)
+
+
 def serving_caller(job: LaunchPlan) -> LaunchPlan:
     """
     Return *job* for a pool, a test or a cell: it leaves no process of its workers, not even a

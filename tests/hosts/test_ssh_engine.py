@@ -54,6 +54,15 @@ def test_exception_of_a_remote_worker_is_raised_in_the_client(cluster: Cluster) 
     assert [] == cluster.left(5.0)
 
 
+def test_function_that_would_open_a_debugger_raises_at_its_line(cluster: Cluster) -> None:
+    last, text = outcome(cluster.client("stop"))
+    classes, message, _ = json.loads(last)
+
+    assert "RuntimeError" in classes, text
+    assert "breakpoint() cannot stop here: a rank on another machine cannot read your input" in message
+    assert [] == cluster.left(5.0)
+
+
 @pytest.mark.parametrize("host", [1, 0], ids=["other", "coordinator"])
 def test_agent_that_is_killed_is_replaced(cluster: Cluster, host: int) -> None:
     client = cluster.client("wait")

@@ -353,6 +353,8 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     if spec.kind == "function":
         rank = int(spec.variables.get("RANK", spec.local_rank))
         _showing.attach(spec.displays, spec.displays_of, rank, spec.stdout)
+        if not spec.has_keyboard:
+            _showing.refuse_to_ask(_showing.ON_OTHER_MACHINE)
 
 
 def _command_of(spec: StartSpec) -> list[str]:

@@ -26,6 +26,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from json import dumps
 from typing import Any, NoReturn
 
@@ -47,6 +48,29 @@ _OF_WIDGETS = ("status_printer", "display", "colour", "__iter__", "update", "clo
 """Names that tqdm's class of widget bars overrides from text bars, apart from its constructor."""
 _BREAKPOINT_VARIABLE = "PYTHONBREAKPOINT"
 _shell: Any = None
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Parts of the message of code that would ask."""
+
+    who: str
+    instead_of_stop: str
+    instead_of_question: str
+
+
+IN_NOTEBOOK = _Refusal(
+    "a rank that a notebook launched",
+    "Call the function in the cell itself, without the launch, or let the rank raise an exception and run "
+    "%debug in the next cell",
+    "Ask in the cell, and pass the answer to the function as an argument",
+)
+ON_OTHER_MACHINE = _Refusal(
+    "a rank on another machine",
+    "Call the function in your program itself, without the launch, or print what you want to see",
+    "Ask in your program, and pass the answer to the function as an argument",
+)
+_refusal = IN_NOTEBOOK
 
 
 def attach(mark: str | None, ranks: Sequence[int] | None, rank: int, output: str | None) -> None:
@@ -198,10 +222,12 @@ def _become_shell() -> None:
 # Without a keyboard.
 
 
-def refuse_to_ask() -> None:
+def refuse_to_ask(refusal: _Refusal = IN_NOTEBOOK) -> None:
     """
     Make all functions that ask the user raise; called in a worker, before any of the user's code.
     """
+    global _refusal
+    _refusal = refusal
     sys.breakpointhook = _break
     # The prompts of debuggers use it, too.
     builtins.input = _input
@@ -231,18 +257,11 @@ def _getpass(prompt: str = "", stream: object = None, *, echo_char: str | None =
 
 
 def _refuse_to_stop(name: str) -> NoReturn:
-    raise RuntimeError(
-        f"{name} cannot stop here: a rank that a notebook launched cannot read your input. Call the "
-        "function in the cell itself, without the launch, or let the rank raise an exception and run "
-        "%debug in the next cell"
-    )
+    raise RuntimeError(f"{name} cannot stop here: {_refusal.who} cannot read your input. {_refusal.instead_of_stop}")
 
 
 def _refuse(name: str) -> NoReturn:
-    raise RuntimeError(
-        f"{name} cannot ask here: a rank that a notebook launched cannot read your input. Ask in the "
-        "cell, and pass the answer to the function as an argument"
-    )
+    raise RuntimeError(f"{name} cannot ask here: {_refusal.who} cannot read your input. {_refusal.instead_of_question}")
 
 
 # Without widgets.
