@@ -35,6 +35,7 @@ from elasticlib.errors import (
 from elasticlib.job import Place, Results, combined_error
 from elasticlib.preload import needs_nothing_ahead
 from elasticlib.spec import DEFAULT_PRELOAD, Entrypoint, LaunchConfig, entrypoint_name
+from elasticlib.stacks import ranks_text
 from elasticlib.workers import pack_call as pack_for_workers
 from elasticlib.workers.child import Pickler, pack_exception, unpack_exception
 
@@ -339,7 +340,17 @@ def error_of_place(packed: Mapping[int, bytes], place: int, raise_as: str) -> Ba
     """Return the exception of the node at *place*, with the failures of other nodes that failed with it."""
     kind = read_outcome(packed[place]).kind
     others = [each for other, each in packed.items() if other != place and read_outcome(each).kind == kind]
-    return error_of(packed[place], others, raise_as)
+    error = error_of(packed[place], others, raise_as)
+    return _with_lost_ranks(error, packed, place) if isinstance(error, PreemptedError) else error
+
+
+def _with_lost_ranks(error: PreemptedError, packed: Mapping[int, bytes], place: int) -> SignalException:
+    """Return *error*, or the error of a call that lost nodes while they saved: these have left no outcome."""
+    returned = set(error.results).union(*(read_outcome(each).ranks for each in packed.values()))
+    unsaved = set(range(read_outcome(packed[place]).world)) - returned
+    if not error.results or not unsaved:
+        return error
+    return SignalException(f"{error}, but {ranks_text(unsaved)} left no outcome", error.sigval)
 
 
 def merged_results(packed: Iterable[bytes]) -> Results:

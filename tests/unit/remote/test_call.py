@@ -193,6 +193,12 @@ def test_call_was_not_preempted_if_one_node_has_not_saved() -> None:
     assert type(raised) is SignalException and "stopped" == str(raised)
 
 
+def test_call_was_not_preempted_if_a_node_was_lost_meanwhile() -> None:
+    raised = _call.error_of_place({0: preempted(r0=0, r1=10), 1: _call.pack_results({3: 30}, {}, 4)}, 0, "both")
+
+    assert type(raised) is SignalException and "the node ends, but rank 2 left no outcome" == str(raised)
+
+
 def test_results_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_call, "LARGEST", 2**17)
 
