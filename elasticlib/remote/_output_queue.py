@@ -7,10 +7,12 @@ in `OutputQueue.end`, until its caller loses patience.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from elasticlib._clock import monotonic
 from elasticlib.processes import start_thread, wait_for_change
 
 _PATIENCE = 0.2
@@ -21,12 +23,17 @@ _MOST_WAITING = 1000
 
 
 class OutputQueue:
-    """Pieces of output, which a thread gives to *write* in their order."""
+    """
+    Pieces of output, which a thread gives to *write* in their order.
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
+    With *gather* it writes at most once in so many seconds, and joins the pieces that have arrived meanwhile.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], gather: float = 0.0) -> None:
+        self._write, self._gather = write, gather
         self._changed = threading.Condition()
         self._pieces = deque[tuple[bytes, Callable[[], None] | None]]()
+        self._due = -math.inf
         self._is_hurried = False
         self._has_ended = False
         self._thread: threading.Thread | None = None
@@ -58,6 +65,7 @@ class OutputQueue:
             for _, taken in pieces:
                 if taken is not None:
                     taken()
+            self._changed.notify_all()
 
     def end(self, is_impatient: Callable[[], object]) -> bool:
         """Wait until the stream has all pieces, or until *is_impatient* returns True. Return True if it has them."""
@@ -77,7 +85,20 @@ class OutputQueue:
                 wait_for_change(self._changed, lambda: bool(self._pieces) or self._has_ended, None)
                 if not self._pieces:
                     return
-                data, taken = self._pieces.popleft()
-            self._write(data)
+                pieces = self._gathered()
+            self._write_joined(pieces)
+            self._due = monotonic() + self._gather
+
+    def _write_joined(self, pieces: Sequence[tuple[bytes, Callable[[], None] | None]]) -> None:
+        self._write(b"".join(data for data, _ in pieces))
+        for _, taken in pieces:
             if taken is not None:
                 taken()
+
+    def _gathered(self) -> list[tuple[bytes, Callable[[], None] | None]]:
+        """Return the first piece; with *gather* all pieces that have arrived by the time of the next write."""
+        if not self._gather:
+            return [self._pieces.popleft()]
+        wait_for_change(self._changed, lambda: self._has_ended or self._is_hurried, max(0.0, self._due - monotonic()))
+        pieces, self._pieces = list(self._pieces), deque()
+        return pieces

@@ -30,7 +30,7 @@ class ShownOutput:
     def __init__(self) -> None:
         self._caller = CallersStream() if is_stdout_replaced() else None
         self._whole = _WholeOutput()
-        self._queue = OutputQueue(self._write)
+        self._queue = OutputQueue(self._write, 0.0 if self._caller is None else self._caller.gather)
         self._keeps_whole = self._caller is not None and bool(self._caller.word)
         if self._caller is not None:
             self._caller.files = self._whole.place
@@ -72,7 +72,8 @@ class ShownOutput:
 
     def show(self, data: bytes, taken: Callable[[], None] | None = None) -> None:
         """Show *data*, a byte for the stream and text; *taken* is as in `OutputQueue.add`."""
-        self._queue.add(data, taken)
+        # The caller's stream takes all output, and its pieces may be joined.
+        self._queue.add(data if self._caller is None else data[1:], taken)
 
     def hurry(self) -> None:
         """Let nothing wait for the stream any more: the call ends."""
@@ -89,10 +90,10 @@ class ShownOutput:
         self._whole.end(is_kept=self.is_full)
 
     def _write(self, data: bytes) -> None:
-        if self._keeps_whole:
-            self._whole.add(data[1:])
         if self._caller is not None:
-            self._caller(data[1:])
+            if self._keeps_whole:
+                self._whole.add(data)
+            self._caller(data)
             return
 
         stream = sys.stderr if data[:1] == STDERR else sys.stdout

@@ -93,3 +93,18 @@ def test_a_caller_that_loses_patience_is_not_held_by_the_stream(queue: OutputQue
 
 def test_a_queue_that_was_not_begun_ends_at_once(stream: Stream) -> None:
     assert OutputQueue(stream.write).end(bool)
+
+
+def test_pieces_that_arrive_between_two_writes_are_joined(stream: Stream) -> None:
+    queue = OutputQueue(stream.write, gather=60.0)
+    stream.open.set()
+    queue.begin()
+    reported: list[str] = []
+    queue.add(b"a")
+    wait_until(lambda: stream.taken == [b"a"])
+    for text in "bcd":
+        queue.add(text.encode(), lambda text=text: reported.append(text))  # type: ignore[misc]
+
+    assert queue.end(bool)
+    assert [b"a", b"bcd"] == stream.taken
+    assert ["b", "c", "d"] == reported
