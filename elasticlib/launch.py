@@ -160,8 +160,9 @@ class elastic_launch:  # noqa: N801 - torch's name
     def _remote_launch(
         self, engine: Engine | BatchEngine, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_started: bool
     ) -> RemoteLaunch | BatchLaunch:
-        from elasticlib.remote import RemoteLaunch, batch_launch
+        from elasticlib.remote import RemoteLaunch, batch_launch, check_number_of_nodes
 
+        check_number_of_nodes(engine)
         config = as_launch_config(self._config)
         title, grace = title_of(self._entrypoint, args), _shutdown_timeout(config)
         _check_for_engine(config, engine.nodes, self._entrypoint, args, kwargs)

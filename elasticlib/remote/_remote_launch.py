@@ -15,7 +15,7 @@ import secrets
 import signal
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ from elasticlib.engines import (
     EngineEvent,
     Kind,
     PlaceAll,
-    Placement,
     RaiseError,
     Replace,
     ReturnResults,
@@ -51,6 +50,7 @@ from elasticlib.errors import ConfigError, SignalException, StartError
 from elasticlib.job import Results, shown_ranks, shows_errors_in_cell
 from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import JobSettings, error_of_place, merged_results, pack_call, read_outcome
+from elasticlib.remote._checked_engine import CheckedPlacement, place_agents
 from elasticlib.remote._shown_output import ShownOutput
 from elasticlib.remote._workers_of_nodes import AgentRequest, WorkersOfNodes
 from elasticlib.spec import Entrypoint, LaunchConfig
@@ -65,6 +65,8 @@ _MOST_EVENTS = 256
 """Number of events in the inbox from which on the engine's thread waits."""
 _END_SECONDS = 10.0
 """Seconds that agents get to end, in addition to the grace of their workers."""
+_JOIN_SECONDS = 5.0
+"""Seconds that the engine's wait for an event may last after its placement was closed."""
 _NOT_SET = {"rdzv_endpoint": "", "node_rank": None, "local_addr": None, "rdzv_backend": "c10d"}
 """Settings that an engine gives, with their defaults."""
 
@@ -113,13 +115,13 @@ class RemoteLaunch:
 
     def __call__(self, job: Job) -> Results:
         """Run the job on all machines, and return the results of all ranks."""
-        with HandledSignals(self.signums, job.inbox), contextlib.ExitStack() as stack:
+        with HandledSignals(self.signums, job.inbox) as signals, contextlib.ExitStack() as stack:
             workers = WorkersOfNodes(job.inbox)
             stack.callback(workers.end)
             job.attach_elsewhere(workers)
             self._output.begin()
             stack.callback(self._output.end, job.inbox.drain)
-            run = _Run(self._plan, job.inbox, workers, self._output)
+            run = _Run(self._plan, job.inbox, workers, self._output, signals)
             stack.callback(run.close)
             return run.to_its_end(self.grace)
 
@@ -152,21 +154,23 @@ def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine, *, has_token
 class _Received:
     """An event of a placement."""
 
-    placement: Placement
+    placement: CheckedPlacement
     event: EngineEvent
+    handled: Callable[[], None]
+    """Makes room for another event."""
 
 
 @frozen
 class _EngineFailed:
     """An error of the engine itself."""
 
-    error: Exception
+    error: BaseException
 
 
 class _Events:
     """The thread that waits for events of one placement."""
 
-    def __init__(self, placement: Placement, inbox: Inbox) -> None:
+    def __init__(self, placement: CheckedPlacement, inbox: Inbox) -> None:
         self._placement, self._inbox = placement, inbox
         self._room = threading.Semaphore(_MOST_EVENTS)
         self._is_over = False
@@ -177,42 +181,44 @@ class _Events:
             while not self._is_over:
                 self._pass_on(self._placement.next_event(1.0))
         # Without this thread the job would wait forever.
-        except Exception as error:
+        except BaseException as error:
             self._inbox.put(_EngineFailed(error))
 
     def _pass_on(self, event: EngineEvent | None) -> None:
         if event is not None:
             self._room.acquire()
-            self._inbox.put(_Received(self._placement, event), may_wait=True)
-
-    def handled(self) -> None:
-        """Make room for another event."""
-        self._room.release()
+            self._inbox.put(_Received(self._placement, event, self._room.release), may_wait=True)
 
     def end(self) -> None:
         """End the thread; later events are lost."""
         self._is_over = True
         # The thread may wait for room, which nobody makes any more.
         self._room.release(_MOST_EVENTS)
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)
+        if self._thread.is_alive():
+            _log.warning(
+                "%s.next_event() did not return within %g s after close(): let it return after its timeout",
+                self._placement.name,
+                _JOIN_SECONDS,
+            )
 
 
 class _Run:
     """One run of a call: the placements, and what their agents have sent."""
 
-    def __init__(self, plan: _Plan, inbox: Inbox, workers: WorkersOfNodes, output: ShownOutput) -> None:
-        self._plan, self._inbox, self._workers, self._output = plan, inbox, workers, output
+    def __init__(
+        self, plan: _Plan, inbox: Inbox, workers: WorkersOfNodes, output: ShownOutput, signals: HandledSignals
+    ) -> None:
+        self._plan, self._inbox, self._workers, self._output, self._signals = plan, inbox, workers, output, signals
         self._results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
         self._living: dict[int, int] = {}
         """Numbers of the agents that have not ended, by place."""
         self._unhandled: deque[object] = deque()
         """Items of the inbox in their order: one that ends the call must not hide those behind it."""
-        self._placement: Placement | None = None
+        self._placement: CheckedPlacement | None = None
+        self._events: _Events | None = None
         self._has_begun = False
-        self._place_all()
-        # An engine that hosts the rendezvous has its endpoint by now.
-        self._supervisor = Supervisor(evolve(plan.rules, endpoint=plan.engine.endpoint), monotonic())
 
     # The life of a placement.
 
@@ -227,28 +233,37 @@ class _Run:
             max_nodes=rules.agents,
             cell_shows_errors=shows_errors_in_cell(plan.config),
         )
-        self._placement = plan.engine.place(rules.agents, plan.command)
+        self._placement = place_agents(plan.engine, rules.agents, plan.command, self._signals, plan.title)
         self._living = dict.fromkeys(range(rules.agents), 0)
         self._events = _Events(self._placement, self._inbox)
 
     def close(self) -> None:
         """End all agents of the present placement at once."""
         placement, self._placement = self._placement, None
-        if placement is not None:
-            placement.close()
-            self._events.end()
+        events, self._events = self._events, None
+        with contextlib.ExitStack() as stack:
+            if events is not None:
+                stack.callback(events.end)
+            if placement is not None:
+                placement.close()
 
     def _stop_all(self, grace: float) -> None:
         """Stop all agents, with *grace* for their workers; another signal ends them at once."""
         placement = self._placement
         if placement is None:
             return
-        for place in self._living:
-            placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
-        placement.stop()
-
         late: list[int] = []
         limit = monotonic() + grace + _END_SECONDS
+        try:
+            for place in self._living:
+                placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
+            placement.stop()
+        except SignalException:
+            raise
+        # The outcome of the job, which is known by now, counts more.
+        except Exception as error:
+            _log.warning("%s cannot stop the agents, and ends them at once: %r", placement.name, error)
+            limit = 0.0
         while self._living and monotonic() < limit:
             item = self._next(limit)
             if isinstance(item, int):
@@ -272,6 +287,9 @@ class _Run:
 
     def to_its_end(self, grace: float) -> Results:
         """Return the results of all ranks, or raise the error of the job."""
+        self._place_all()
+        # An engine that hosts the rendezvous has its endpoint by now.
+        self._supervisor = Supervisor(evolve(self._plan.rules, endpoint=self._plan.engine.endpoint), monotonic())
         decision = None
         while decision is None:
             decision = self._turn(grace)
@@ -337,10 +355,10 @@ class _Run:
         event = received.event
         if isinstance(event, AgentOutput):
             # Agents wait for a slow stream; this thread, which hears of signals, does not.
-            self._output.show(event.data, self._events.handled)
+            self._output.show(event.data, received.handled)
             return None
 
-        self._events.handled()
+        received.handled()
         match event:
             case AgentReport():
                 self._note_report(event)

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -308,6 +308,8 @@ class HandledSignals:
         self._inbox = inbox
         self._takes_notices = takes_notices
         self._former: _Former = {}
+        self._raised_from: tuple[int, str] | None = None
+        """Number of signals from which on they are raised, too, and what this process does until then."""
         self.came: list[signal.Signals] = []
         """Signals that stop the work, oldest first."""
 
@@ -323,9 +325,25 @@ class HandledSignals:
             signal.signal(signum, former)
         self._former.clear()
 
+    @contextlib.contextmanager
+    def raised(self, what: str, *, count: int = 1) -> Iterator[None]:
+        """
+        Raise `interruption` in the block, from its signal number *count* on; *what* is done there.
+
+        The block has code of others, which may wait without limit.
+        """
+        try:
+            self._raised_from = len(self.came) + count, what
+            yield
+        finally:
+            self._raised_from = None
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._inbox.put_signal(signum):
-            self.came.append(signal.Signals(signum))
+        if not self._inbox.put_signal(signum):
+            return
+        self.came.append(signal.Signals(signum))
+        if self._raised_from is not None and len(self.came) >= self._raised_from[0]:
+            raise interruption(signum, self._raised_from[1])
 
     def _on_notice(self, signum: int, frame: FrameType | None) -> None:
         self._inbox.put(NoticeReceived(signum), may_wait=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import signal
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from attrs import define, field
@@ -16,6 +19,7 @@ from elasticlib.engines import (
     AgentOutput,
     AgentResult,
     AgentUp,
+    EngineEnds,
     EngineEvent,
     FrameReader,
     Kind,
@@ -186,6 +190,113 @@ def test_error_of_a_host_waits_for_no_host_without_workers() -> None:
         call(engine)
     assert 1 == len(engine.settings)
     assert [] == engine.stops
+
+
+@pytest.mark.parametrize("nodes", ["2", 0, None, 2.0, True])
+def test_engine_without_a_number_of_nodes_is_refused(nodes: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^on=.* has nodes={nodes!r}, which must be a whole number from 1 on"):
+        call(SimulatedEngine(nodes=nodes))
+
+
+@pytest.mark.parametrize("placement", [None, "agents"])
+def test_what_is_no_placement_is_refused(monkeypatch: pytest.MonkeyPatch, placement: Any) -> None:
+    monkeypatch.setattr(SimulatedEngine, "place", lambda *_: placement)
+
+    with pytest.raises(ConfigError, match=rf"returned {placement!r}, which has no method next_event: return an object"):
+        call(SimulatedEngine())
+
+
+def test_placement_without_a_method_is_closed_before_its_agents_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimulatedEngine()
+    monkeypatch.delattr(SimulatedEngine, "replace")
+
+    with pytest.raises(ConfigError, match="has no method replace"):
+        call(engine)
+    assert engine.is_closed
+    assert [] == engine.settings
+
+
+@pytest.mark.parametrize(
+    ("event", "complaint"),
+    [
+        ("up", "which is not an event: return one of elasticlib.engines, or None"),
+        (AgentUp(2, "h:1"), "whose place 2 is not one of the job: give the number of the agent's place, 0 to 1"),
+        (AgentLost(-1, "gone"), "whose place -1 is not one"),
+        (AgentOutput("h0", b""), "whose place 'h0' is not one"),  # type: ignore[arg-type]
+        (AgentUp(0, None), "whose address is not str: None"),  # type: ignore[arg-type]
+        (AgentResult(0, "done"), "whose data is not bytes: 'done'"),  # type: ignore[arg-type]
+        (AgentLost(0, "gone", None), "whose agent None is not a number"),  # type: ignore[arg-type]
+        (EngineEnds(None), "whose why is not str: None"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_event_ends_the_call_with_its_reason(event: Any, complaint: str) -> None:
+    engine = SimulatedEngine(on_place=lambda place: event)
+
+    with pytest.raises(ConfigError) as caught:
+        call(engine)
+    assert complaint in str(caught.value)
+    assert engine.is_closed
+
+
+@pytest.mark.timeout(60)
+def test_exit_within_next_event_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedEngine, "next_event", lambda self, timeout: sys.exit(3))
+
+    with pytest.raises(SystemExit):
+        call(SimulatedEngine())
+
+
+def test_agents_end_if_the_engine_has_no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SimulatedEngine()
+    monkeypatch.delattr(engine, "endpoint")
+
+    with pytest.raises(AttributeError, match="endpoint"):
+        call(engine)
+    assert engine.is_closed
+
+
+@pytest.mark.parametrize("method", ["stop", "close"])
+def test_results_survive_an_error_of_the_engine_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    def fail(self: SimulatedEngine) -> None:
+        raise OSError(f"no answer to {method}")
+
+    monkeypatch.setattr(SimulatedEngine, method, fail)
+
+    assert {0: "value 0", 1: "value 1"} == call(SimulatedEngine())
+    assert any(f"no answer to {method}" in message for message in caplog.messages)
+
+
+@pytest.mark.timeout(60)
+def test_results_do_not_wait_for_a_next_event_that_never_returns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("elasticlib.remote._remote_launch._JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(SimulatedEngine, "close", lambda self: None)
+    monkeypatch.setattr(SimulatedEngine, "next_event", lambda self, timeout: self.events.get())
+
+    engine = SimulatedEngine()
+
+    assert {0: "value 0", 1: "value 1"} == call(engine)
+    engine.events.put(None)
+    assert any(".next_event() did not" in message for message in caplog.messages)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("method", "interrupts"), [("place", 1), ("send", 2), ("stop", 2), ("close", 2)])
+def test_interrupts_end_a_call_whose_engine_blocks(
+    monkeypatch: pytest.MonkeyPatch, method: str, interrupts: int
+) -> None:
+    def block(*_: object) -> None:
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the interrupt did not end this call")
+
+    monkeypatch.setattr(SimulatedEngine, method, block)
+
+    with pytest.raises(KeyboardInterrupt, match=rf"got SIGINT while SimulatedEngine\.{method}\(\)"):
+        call(SimulatedEngine())
 
 
 def test_outcome_that_cannot_be_read_is_a_loss() -> None:
