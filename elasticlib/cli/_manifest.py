@@ -12,12 +12,19 @@ from json import dumps
 
 from elasticlib.cli._option_table import read_nodes
 from elasticlib.cli._parser import PROG, Parser, about_option
+from elasticlib.cli._request import check_for_nodes
 from elasticlib.engines import MANIFEST_KINDS, PodSettings, manifest_of
 from elasticlib.errors import ConfigError
 
-_SET_BY_MANIFEST = (
-    "nnodes", "node_rank", "master_addr", "master_port", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
-)  # fmt: skip
+_SET_BY_MANIFEST = {
+    "nnodes": "give --nodes before --",
+    "shutdown_timeout": "give --grace before --",
+    **dict.fromkeys(
+        ("node_rank", "master_addr", "master_port", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+        "leave it out",
+    ),
+}
+"""{option of elasticrun that the manifest sets: what to do instead}."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -55,11 +62,14 @@ def _settings(given: argparse.Namespace, command: tuple[str, ...]) -> PodSetting
 def _check_options(command: Sequence[str]) -> None:
     """Raise for wrong options of the job, which would only show in its pods."""
     job, unset = Parser({}).parse_args(command), Parser({}).parse_args(["script"])
-    for name in _SET_BY_MANIFEST:
+    for name, advice in _SET_BY_MANIFEST.items():
         value = getattr(job, name)
         if value != getattr(unset, name):
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option}: {value!r} cannot be combined with a manifest, which sets it: leave it out")
+            raise ConfigError(f"{option}: {value!r} cannot be combined with a manifest, which sets it: {advice}")
+    if job.requeue:
+        raise ConfigError(f"--requeue: {job.requeue} is for jobs of Slurm: leave it out")
+    check_for_nodes(job)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -103,6 +103,13 @@ def request_of(
     )
 
 
+def check_for_nodes(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` for options with which no node could launch its part of a job, as far as these are known."""
+    # An engine gives the nodes their number, and restarts the job.
+    on_one_node = argparse.Namespace(**{**vars(args), "nnodes": "1", "requeue": 0, "progress": False})
+    request_of(on_one_node, {})
+
+
 def _exit_settings(
     context: EngineContext | None, values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]
 ) -> ExitSettings:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from elasticlib.cli._option_table import read_nodes
 from elasticlib.cli._parser import PROG, Parser, about_option, is_script
+from elasticlib.cli._request import check_for_nodes
 from elasticlib.engines import BatchOptions, SlurmValue, batch_script, check_nodes, submit_script
 from elasticlib.errors import ConfigError
 
@@ -38,7 +39,7 @@ def main(args: Sequence[str]) -> None:
     except ConfigError as error:
         raise about_option(error) from error
 
-    _check_range(launched.nnodes, options.nodes)
+    _check_job(launched, options.nodes)
     lines = options.lines(os.path.basename(launched.training_script))
     text = batch_script(lines, options.nodes, [*_launcher(), *given.command], options.lines_of_step())
     if given.print:
@@ -52,13 +53,25 @@ def main(args: Sequence[str]) -> None:
     print(_submitted(text, lines), flush=True)
 
 
-def _check_range(nnodes: str, nodes: int) -> None:
-    """Raise `ConfigError` for a launcher that would wait for more *nodes* than the job has."""
-    least, _ = read_nodes(nnodes)
+def _check_job(job: argparse.Namespace, nodes: int) -> None:
+    """Raise `ConfigError` for options of a launcher that would only fail on the *nodes* of the job."""
+    if nodes > 1:
+        _check_places(job, nodes)
+
+    least, _ = read_nodes(job.nnodes)
     if least > nodes:
         raise ConfigError(
-            f"--nnodes {nnodes}: the job has --nodes {nodes}, and would wait for more; leave --nnodes out"
+            f"--nnodes {job.nnodes}: the job has --nodes {nodes}, and would wait for more; leave --nnodes out"
         )
+    check_for_nodes(job)
+
+
+def _check_places(job: argparse.Namespace, nodes: int) -> None:
+    """Raise `ConfigError` for options with which *nodes* launchers would not meet."""
+    if job.standalone:
+        raise ConfigError(f"--standalone: each of the {nodes} nodes would run a job of its own: leave it out")
+    if str(job.node_rank) != "0":
+        raise ConfigError(f"--node-rank {job.node_rank}: all {nodes} nodes would take this place: leave it out")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,7 +90,9 @@ def parser() -> argparse.ArgumentParser:
         "--sbatch", action="append", default=[], metavar="NAME=VALUE", help="other option of sbatch; may be repeated"
     )
     made.add_argument("--print", action="store_true", help="print the script instead of submitting it")
-    made.add_argument("command", nargs="+", metavar="...", help=f"options of {PROG}, script and arguments, behind --")
+    made.add_argument(
+        "command", nargs="+", metavar="SCRIPT", help=f"options of {PROG}, script and arguments, behind --"
+    )
     return made
 
 

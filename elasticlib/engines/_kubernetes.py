@@ -20,8 +20,20 @@ from elasticlib.spec import DEFAULT_PORT, TOKEN_VARIABLE
 
 Manifest: TypeAlias = dict[str, Any]
 
-_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?"), "a name of lower-case letters, digits and hyphens, up to 42"
+_LABEL = (
+    re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?"),
+    "a name of lower-case letters, digits and hyphens, up to 42, that begins with a letter",
+)
+_NAMESPACE = (
+    re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"),
+    "a name of lower-case letters, digits and hyphens, up to 63",
+)
+_SECRET = (
+    re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"),
+    "a name of lower-case letters, digits, hyphens and dots, up to 253",
+)
 _IMAGE = re.compile(r"\S+"), "a container's image: registry/name:tag"
+_JOB_INDEX = "JOB_GLOBAL_INDEX"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "a variable's name, followed by =VALUE"
 _RULES = (
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -56,11 +68,15 @@ class PodSettings:
 
     def check(self, kind: str) -> None:
         """Raise `ConfigError` for a value that Kubernetes would refuse."""
-        for setting in ("name", *filter(lambda each: getattr(self, each), ("secret", "namespace"))):
-            _check(setting, getattr(self, setting), _LABEL)
+        _check("name", self.name, _LABEL)
         _check("image", self.image, _IMAGE)
-        for variable in self.env:
-            _check("env", variable, _VARIABLE)
+        if self.namespace:
+            _check("namespace", self.namespace, _NAMESPACE)
+        if self.secret:
+            _check("secret", self.secret, _SECRET)
+        self._check_env(kind)
+        for text in (*self.arguments, *self.env.values()):
+            _check_text(text)
         if self.gpus < 0:
             raise ConfigError.of_setting("gpus", f"{self.gpus} must be 0 or more")
         if self.grace <= END_MARGIN:
@@ -71,6 +87,22 @@ class PodSettings:
         has_range = self.min_nodes != self.max_nodes
         if has_range and kind == "trainjob":
             raise ConfigError.of_setting("nodes", f"{self.nodes} must be one number: a TrainJob takes a fixed number")
+
+    def _check_env(self, kind: str) -> None:
+        for variable in self.env:
+            _check("env", variable, _VARIABLE)
+        # A pod with two values of one variable would take one of them silently.
+        if self.secret and TOKEN_VARIABLE in self.env:
+            raise ConfigError.of_setting("env", f"{TOKEN_VARIABLE!r} is set from the secret: leave one of them out")
+        if kind == "jobset" and _JOB_INDEX in self.env:
+            raise ConfigError.of_setting("env", f"{_JOB_INDEX!r} is set by the manifest: leave it out")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r} is not UTF-8, as texts of a manifest must be: give other bytes") from None
 
 
 def _check(setting: str, value: str, rule: tuple[re.Pattern[str], str]) -> None:
@@ -105,7 +137,7 @@ def _job_set(settings: PodSettings) -> list[Manifest]:
     """Return a JobSet with one Job of one pod for each node."""
     # Each job of the set numbers its pods from 0.
     path = "metadata.labels['jobset.sigs.k8s.io/job-global-index']"
-    index = {"name": "JOB_GLOBAL_INDEX", "valueFrom": {"fieldRef": {"fieldPath": path}}}
+    index = {"name": _JOB_INDEX, "valueFrom": {"fieldRef": {"fieldPath": path}}}
     pod = _pod(settings, f"{settings.name}-node-0-0.{settings.name}:{DEFAULT_PORT}", index)
     nodes = {"name": "node", "replicas": settings.max_nodes, "template": {"spec": _job_spec(1, pod)}}
     spec = {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, "replicatedJobs": [nodes]}
@@ -119,7 +151,7 @@ def _train_job(settings: PodSettings) -> list[Manifest]:
     trainer: Manifest = {
         "image": settings.image,
         "numNodes": settings.max_nodes,
-        "command": ["elasticrun", *_grace_option(settings), *settings.arguments],
+        "command": ["elasticrun", *_grace_option(settings), *map(_literal, settings.arguments)],
         "env": _env(settings),
     }
     if settings.gpus:
@@ -162,7 +194,7 @@ def _pod(settings: PodSettings, endpoint: str, *variables: Manifest) -> Manifest
     container: Manifest = {
         "name": "train",
         "image": settings.image,
-        "command": ["elasticrun", *place, *meeting, *_grace_option(settings), *settings.arguments],
+        "command": ["elasticrun", *place, *meeting, *_grace_option(settings), *map(_literal, settings.arguments)],
         "env": [*variables, *_env(settings)],
     }
     if settings.gpus:
@@ -178,8 +210,13 @@ def _grace_option(settings: PodSettings) -> list[str]:
     return ["--shutdown-timeout", f"{settings.grace - END_MARGIN:g}"]
 
 
+def _literal(text: str) -> str:
+    """Return *text* such that a pod gets it unchanged: Kubernetes replaces ``$(NAME)``, and takes ``$$`` for ``$``."""
+    return text.replace("$", "$$")
+
+
 def _env(settings: PodSettings) -> list[Manifest]:
-    found: list[Manifest] = [{"name": name, "value": value} for name, value in settings.env.items()]
+    found: list[Manifest] = [{"name": name, "value": _literal(value)} for name, value in settings.env.items()]
     if settings.secret:
         found.append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": settings.secret, "key": "token"}}})
     return found

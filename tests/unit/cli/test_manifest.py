@@ -25,7 +25,23 @@ IMAGE = ("--image", "registry/train:1")
         (["--name", "A", "a.py"], "--name='A' must be a name of lower-case letters, digits and hyphens"),
         (["--name", "", "a.py"], "--name='' must be a name"),
         (["--name", "a" * 43, "a.py"], "digits and hyphens, up to 42"),
+        (["--name", "7b", "a.py"], "that begins with a letter"),
         (["--secret", "My", "a.py"], "--secret='My' must be a name"),
+        (["--secret", "a..b", "a.py"], "--secret='a..b' must be a name"),
+        (["--namespace", "a.b", "a.py"], "--namespace='a.b' must be a name"),
+        (
+            ["--secret", "a", "--env", "ELASTICLIB_TOKEN=x", "a.py"],
+            "--env='ELASTICLIB_TOKEN' is set from the secret: leave one of them out",
+        ),
+        (
+            ["--kind", "jobset", "--env", "JOB_GLOBAL_INDEX=0", "a.py"],
+            "--env='JOB_GLOBAL_INDEX' is set by the manifest",
+        ),
+        (["a.py", "\udcff"], "'\\udcff' is not UTF-8"),
+        (["--", "--shutdown-timeout", "9", "a.py"], "cannot be combined with a manifest, which sets it: give --grace"),
+        (["--", "--requeue", "3", "a.py"], "--requeue: 3 is for jobs of Slurm: leave it out"),
+        (["--", "--nproc-per-node", "0", "a.py"], "--nproc-per-node=0 must be a whole number"),
+        (["--", "--redirects", "9", "a.py"], "--redirects: stream selector '9'"),
         (["--gpus", "-1", "a.py"], "--gpus=-1 must be 0 or more"),
         (["--grace", "5", "a.py"], "--grace=5 must be above 5 seconds"),
         (["--env", "1A=b", "a.py"], "--env='1A' must be a variable's name"),
@@ -57,6 +73,22 @@ def test_wrong_usage_exits_with_2(args: list[str], said: str, capsys: pytest.Cap
 
     assert 2 == caught.value.code
     assert said in capsys.readouterr().err
+
+
+def test_names_that_kubernetes_takes_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*IMAGE, "--namespace", "2026-team", "--secret", "job.token", "a.py"])
+
+    assert '"2026-team"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", MANIFEST_KINDS)
+def test_kubernetes_replaces_nothing_in_arguments_and_variables(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would replace $(NAME) by a variable, and $$ by $."""
+    main([*IMAGE, "--kind", kind, "--env", "A=$(B)", "train.py", "$(A)", "$$HOME", "$", "two\nlines"])
+
+    container = _container(json.loads(capsys.readouterr().out)["items"][-1])
+    assert ["$$(A)", "$$$$HOME", "$$", "two\nlines"] == container["command"][-4:]
+    assert {"name": "A", "value": "$$(B)"} in container["env"]
 
 
 @pytest.mark.parametrize("kind", MANIFEST_KINDS)

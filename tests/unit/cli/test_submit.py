@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -63,6 +64,39 @@ def test_more_nodes_than_the_job_has_are_refused() -> None:
         ConfigError, match="--nnodes 3:4: the job has --nodes 2, and would wait for more; leave --nnodes out"
     ):
         _submit.main(["--nodes", "2", "--", "--nnodes", "3:4", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--standalone"], "--standalone: each of the 2 nodes would run a job of its own"),
+        (["--node-rank", "1"], "--node-rank 1: all 2 nodes would take this place"),
+        (["--nproc-per-node", "0"], "--nproc-per-node=0 must be a whole number of at least 1"),
+        (["--redirects", "9"], "--redirects: stream selector '9'"),
+    ],
+)
+def test_options_that_would_fail_on_the_nodes_are_refused(options: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _submit.main(["--nodes", "2", "--print", "--", *options, "train.py"])
+
+
+@pytest.mark.parametrize(
+    "options", [["--nnodes", "1:2"], ["--requeue", "3"], ["--progress"], ["--rdzv-endpoint", "h:29500"]]
+)
+def test_options_for_several_nodes_reach_them(options: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _submit.main(["--nodes", "2", "--print", "--", *options, "train.py"])
+
+    assert f" -m elasticlib.run {' '.join(options)} train.py\n" in capsys.readouterr().out
+
+
+def test_arguments_pass_through_the_shell_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["", "two words", "$(date) `id` $HOME", "a\n#SBATCH --uid=0", "ünï", "'\"\\", "*", "x" * 100_000]
+    _submit.main(["--nodes", "2", "--print", "--", "train.py", *arguments])
+
+    [step] = capsys.readouterr().out.split("\n\n")[1:]
+    line = "srun() { printf '%s\\0' \"$@\"; }\n" + step
+    shown = subprocess.run(["/bin/bash"], input=line, capture_output=True, text=True, check=True).stdout
+    assert arguments == shown.split("\0")[-len(arguments) - 1 : -1]
 
 
 @pytest.mark.parametrize(
