@@ -101,6 +101,7 @@ if typing.TYPE_CHECKING:
         PlaceAll as PlaceAll,
         RaiseError as RaiseError,
         Replace as Replace,
+        ReportWait as ReportWait,
         ReturnResults as ReturnResults,
         StopAll as StopAll,
         Supervisor as Supervisor,
@@ -129,8 +130,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.engines._slurm_script": "batch_script output_options",
         "elasticlib.engines._ssh": "Ssh",
         "elasticlib.engines._supervisor": (
-            "Action AgentEnded BeginNode CallRules OutcomeKind PlaceAll RaiseError Replace ReturnResults StopAll "
-            "Supervisor"
+            "Action AgentEnded BeginNode CallRules OutcomeKind PlaceAll RaiseError Replace ReportWait ReturnResults "
+            "StopAll Supervisor"
         ),
         "elasticlib.remote": "Slurm",
     },

@@ -19,6 +19,8 @@ MAGIC = b"\x00elasticlib agent 1\n"
 LARGEST = 64 * 2**20
 """Maximum number of bytes in a frame."""
 _LONGEST_GREETING = 2**16
+_SHOWN = 80
+"""Bytes of other text that an error shows."""
 _HEAD = struct.Struct(">BQ")
 
 
@@ -99,7 +101,8 @@ class FrameReader:
         place = self._bytes.find(MAGIC)
         if place < 0:
             if len(self._bytes) > _LONGEST_GREETING:
-                raise ValueError("the machine writes other text than an agent's")
+                text = bytes(self._bytes[:_SHOWN]).decode(errors="replace")
+                raise ValueError(f"the machine writes other text than an agent's: {text!r}...")
             return False
         del self._bytes[: place + len(MAGIC)]
         self._awaits_magic = False
@@ -110,7 +113,7 @@ class FrameReader:
             return None
 
         number, length = _HEAD.unpack_from(self._bytes)
-        kind = Kind(number)
+        kind = self._kind(number)
         if length > LARGEST:
             raise ValueError(f"a frame of {length} bytes is larger than the maximum of {LARGEST}")
 
@@ -120,3 +123,11 @@ class FrameReader:
         data = bytes(self._bytes[_HEAD.size : end])
         del self._bytes[:end]
         return kind, data
+
+    def _kind(self, number: int) -> Kind:
+        try:
+            return Kind(number)
+        except ValueError:
+            is_greeting = self._bytes.startswith(MAGIC[: _HEAD.size])
+            fix = "use FrameReader(greeted=True)" if is_greeting else "nothing but the agent may write to its output"
+            raise ValueError(f"no frame begins with {bytes(self._bytes[: _HEAD.size])!r}: {fix}") from None

@@ -48,6 +48,8 @@ class CallRules:
     """Endpoint of a rendezvous that no agent hosts; "" if one of them does."""
     start_timeout: float = 600.0
     """Seconds for which fewer than `min_nodes` agents may be ready."""
+    remind_after: float = 30.0
+    """Same, until a warning."""
     replacements: int = 10
     """Number of replacements of one place, if none of them stays ready for `healthy_after`."""
     restarts: int = 3
@@ -124,6 +126,13 @@ class PlaceAll:
 
 
 @frozen
+class ReportWait:
+    """Log why the call waits."""
+
+    why: str
+
+
+@frozen
 class RaiseError:
     """Stop all agents, and raise the error of *place*; None: an error that says *why*."""
 
@@ -137,7 +146,7 @@ class ReturnResults:
 
 
 SupervisorEvent: TypeAlias = AgentUp | AgentLost | AgentEnded
-Action: TypeAlias = BeginNode | Replace | StopAll | PlaceAll | RaiseError | ReturnResults
+Action: TypeAlias = BeginNode | Replace | StopAll | PlaceAll | ReportWait | RaiseError | ReturnResults
 
 
 class CallPhase(enum.Enum):
@@ -161,6 +170,8 @@ class PlaceState(enum.Enum):
     GONE = "gone"
 
 
+_NAMED = 8
+"""Most agents that a report names."""
 _HAS_AGENT = frozenset({PlaceState.STARTING, PlaceState.READY, PlaceState.AT_WORK})
 _MAY_GET_AGENT = _HAS_AGENT | {PlaceState.WAITING}
 _COUNTS_AS_NODE = frozenset({PlaceState.READY, PlaceState.AT_WORK, PlaceState.ENDED})
@@ -262,6 +273,8 @@ class Supervisor:
     _cause: AgentEnded | None = None
     _short_since: float | None = None
     """Time since which fewer than `min_nodes` agents are ready; None if there are enough."""
+    _has_reported: bool = False
+    """True if the user knows of the present lack of agents."""
     _limit: float = math.inf
     """End of the phases PAUSED, SUCCEEDING and FAILING."""
 
@@ -320,7 +333,7 @@ class Supervisor:
             return math.inf
         if self.phase is not CallPhase.RUNNING:
             return self._limit
-        return min(self._short_limit(), self._replacements.next_due())
+        return min(self._short_limit(), self._report_at(), self._replacements.next_due())
 
     # Agents that start.
 
@@ -394,7 +407,7 @@ class Supervisor:
         # The first agent that is ready hosts the next rendezvous: the machine of the former host may be gone.
         self.coordinator, self.endpoint = None, ""
         self._make_places([place.losses for place in self.places])
-        self._short_since = self.now
+        self._short_since, self._has_reported = self.now, False
         return [PlaceAll()]
 
     # Outcomes.
@@ -477,7 +490,26 @@ class Supervisor:
         due = self._replacements.pop_due(self.now)
         for place in due:
             place.state, place.agent, place.due = PlaceState.STARTING, place.agent + 1, math.inf
-        return [Replace(place.number) for place in due]
+        return [*self._due_reports(), *(Replace(place.number) for place in due)]
+
+    def _due_reports(self) -> list[Action]:
+        if self.now < self._report_at():
+            return []
+        self._has_reported = True
+        missing = self._by_state.numbers(PlaceState.STARTING, PlaceState.WAITING)
+        names = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+        return [
+            ReportWait(
+                f"{self._by_state.count(*_COUNTS_AS_NODE)} of {self.rules.agents} agents are ready after "
+                f"{self.rules.remind_after:g} s, and {self.rules.min_nodes} are needed (missing: {names}): "
+                f"the call fails after {self.rules.start_timeout:g} s"
+            )
+        ]
+
+    def _report_at(self) -> float:
+        if self._short_since is None or self._has_reported:
+            return math.inf
+        return self._short_since + self.rules.remind_after
 
     def _short_limit(self) -> float:
         return math.inf if self._short_since is None else self._short_since + self.rules.start_timeout
@@ -486,7 +518,7 @@ class Supervisor:
         """Note the time since which too few agents are ready."""
         is_enough = self._by_state.count(*_COUNTS_AS_NODE) >= self.rules.min_nodes and self._has_begun()
         if is_enough:
-            self._short_since = None
+            self._short_since, self._has_reported = None, False
         elif self._short_since is None:
             self._short_since = self.now
 

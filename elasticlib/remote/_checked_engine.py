@@ -7,6 +7,7 @@ Rules of this file: an error of the engine's own passes through, except where it
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from elasticlib.engines import (
@@ -74,13 +75,15 @@ class CheckedPlacement:
     """A placement with *agents* places; the second one of *signals* within one call of its methods is raised there."""
 
     def __init__(self, placement: Placement, agents: int, signals: HandledSignals) -> None:
-        self._placement, self._agents, self._signals = placement, agents, signals
+        self._placement, self._signals = placement, signals
         self.name = type(placement).__name__
+        self._numbers = [0] * agents
+        """Numbers of the present agents, by place."""
 
     def next_event(self, timeout: float) -> EngineEvent | None:
         """Return the next event. Raises `ConfigError` for a wrong one."""
         event = self._placement.next_event(timeout)
-        complaint = "" if event is None else _complaint_about(event, self._agents)
+        complaint = "" if event is None else _complaint_about(event, self._numbers)
         if complaint:
             raise ConfigError(f"{self.name}.next_event() returned {event!r}, {complaint}")
         return event
@@ -93,6 +96,7 @@ class CheckedPlacement:
     def replace(self, place: int) -> None:
         """Start another agent at *place*."""
         with self._signals.raised(f"{self.name}.replace() started agent {place}", count=2):
+            self._numbers[place] += 1
             self._placement.replace(place)
 
     def stop(self) -> None:
@@ -111,8 +115,8 @@ class CheckedPlacement:
             _log.warning("%s.close() raised %r: some agents may be left", self.name, error)
 
 
-def _complaint_about(event: object, agents: int) -> str:
-    """Return the reason why *event* cannot be one of *agents* agents, and what to do; empty if it can be."""
+def _complaint_about(event: object, numbers: Sequence[int]) -> str:
+    """Return why *event* cannot be one of agents with these *numbers*, and what to do; empty if it can be."""
     known = next((each for each in _CONTENTS if isinstance(event, each[0])), None)
     if known is None:
         return "which is not an event: return one of elasticlib.engines, or None"
@@ -123,12 +127,25 @@ def _complaint_about(event: object, agents: int) -> str:
         return f"whose {name} is not {kind.__name__}: {content!r}"
     if isinstance(event, EngineEnds):
         return ""
-    return _complaint_about_numbers(getattr(event, "place", None), getattr(event, "agent", None), agents)
+    of_agent = _complaint_about_agent(getattr(event, "place", None), getattr(event, "agent", None), len(numbers))
+    if of_agent or not isinstance(event, AgentUp):
+        return of_agent
+    return _complaint_about_new_agent(event, numbers[event.place])
 
 
-def _complaint_about_numbers(place: object, agent: object, agents: int) -> str:
-    if not isinstance(place, int) or not 0 <= place < agents:
-        return f"whose place {place!r} is not one of the job: give the number of the agent's place, 0 to {agents - 1}"
+def _complaint_about_agent(place: object, agent: object, places: int) -> str:
+    if not isinstance(place, int) or not 0 <= place < places:
+        return f"whose place {place!r} is not one of the job: give the number of the agent's place, 0 to {places - 1}"
     if not isinstance(agent, int):
         return f"whose agent {agent!r} is not a number: give 0, and one more after each replace"
+    return ""
+
+
+def _complaint_about_new_agent(event: AgentUp, number: int) -> str:
+    """Return why an agent that is up cannot be that with this *number* at its place."""
+    if not event.address.rpartition(":")[2].isdigit():
+        return "whose address is not host:port"
+    # The supervisor would wait for the right one: an agent that was replaced is lost before, and lists nothing then.
+    if event.agent != number:
+        return f"but the present agent there has number {number}: give 0, and one more after each replace"
     return ""

@@ -41,6 +41,7 @@ from elasticlib.engines import (
     PlaceAll,
     RaiseError,
     Replace,
+    ReportWait,
     ReturnResults,
     StopAll,
     Supervisor,
@@ -411,6 +412,8 @@ class _Run:
                     self._results.clear()
                 case PlaceAll():
                     self._place_all()
+                case ReportWait(why):
+                    _log.warning("%s", why)
                 case RaiseError() | ReturnResults():
                     return action
         return None

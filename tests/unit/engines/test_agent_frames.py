@@ -40,5 +40,17 @@ def test_frame_that_is_too_large_is_refused_on_both_sides() -> None:
 
 
 def test_machine_that_never_starts_an_agent_is_refused() -> None:
-    with pytest.raises(ValueError, match="other text"):
+    with pytest.raises(ValueError, match="other text than an agent's: 'xxx"):
         FrameReader(greeted=True).feed(b"x" * 2**17)
+
+
+@pytest.mark.parametrize(
+    ("data", "fix"),
+    [
+        (MAGIC, r"begins with .*elasti.*: use FrameReader\(greeted=True\)"),
+        (b"Welcome to host", "begins with b'Welcome t': nothing but the agent may write to its output"),
+    ],
+)
+def test_other_bytes_than_frames_are_shown_with_the_fix(data: bytes, fix: str) -> None:
+    with pytest.raises(ValueError, match=fix):
+        FrameReader(greeted=False).feed(data)

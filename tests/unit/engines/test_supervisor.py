@@ -19,6 +19,7 @@ from elasticlib.engines._supervisor import (
     PlaceAll,
     RaiseError,
     Replace,
+    ReportWait,
     ReturnResults,
     StopAll,
     Supervisor,
@@ -180,6 +181,26 @@ SITUATIONS: dict[str, tuple[CallRules, list[Step], list[Action]]] = {
         THREE,
         [*UP, lost(1), 1.0, 600.0],
         [RaiseError("2 of 3 agents are ready, and 3 are needed: no more of them were ready within 600 s")],
+    ),
+    "a lack of agents is reported": (
+        THREE,
+        [UP[0], 29.0],
+        [
+            ReportWait(
+                "1 of 3 agents are ready after 30 s, and 3 are needed (missing: 1, 2): the call fails after 600 s",
+            ),
+        ],
+    ),
+    "a lack of agents is reported once": (THREE, [UP[0], 29.0, 30.0], []),
+    "agents that are more than enough are not reported": (TWO_OF_THREE, [UP[0], UP[1], 60.0], []),
+    "a later lack of agents is reported again": (
+        THREE,
+        [UP[0], 30.0, UP[1], UP[2], lost(2), 1.0, 28.0, 1.0],
+        [
+            ReportWait(
+                "2 of 3 agents are ready after 30 s, and 3 are needed (missing: 2): the call fails after 600 s",
+            ),
+        ],
     ),
     "training goes on without a replacement": (TWO_OF_THREE, [*UP, lost(1), 1.0, 6000.0], []),
     "nothing follows an end": (THREE, [*UP, ended(1, OutcomeKind.ERROR, "no"), succeeded(0, 0), lost(2), 600.0], []),

@@ -224,6 +224,8 @@ def test_placement_without_a_method_is_closed_before_its_agents_begin(monkeypatc
         (AgentLost(-1, "gone"), "whose place -1 is not one"),
         (AgentOutput("h0", b""), "whose place 'h0' is not one"),  # type: ignore[arg-type]
         (AgentUp(0, None), "whose address is not str: None"),  # type: ignore[arg-type]
+        (AgentUp(0, "h0:1", 7), "but the present agent there has number 0: give 0, and one more after each replace"),
+        (AgentUp(0, "host"), "whose address is not host:port"),
         (AgentResult(0, "done"), "whose data is not bytes: 'done'"),  # type: ignore[arg-type]
         (AgentLost(0, "gone", None), "whose agent None is not a number"),  # type: ignore[arg-type]
         (EngineEnds(None), "whose why is not str: None"),  # type: ignore[arg-type]
@@ -236,6 +238,18 @@ def test_wrong_event_ends_the_call_with_its_reason(event: Any, complaint: str) -
         call(engine)
     assert complaint in str(caught.value)
     assert engine.is_closed
+
+
+def test_agent_that_keeps_the_number_of_the_lost_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the call would wait for the replacement until its limit."""
+
+    def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        return [AgentLost(1, "gone")] if place == 1 else []
+
+    monkeypatch.setattr(SimulatedEngine, "replace", lambda self, place: self.events.put(AgentUp(place, "spare:1", 0)))
+
+    with pytest.raises(ConfigError, match="but the present agent there has number 1: give 0, and one more"):
+        call(SimulatedEngine(on_begin=answer))
 
 
 @pytest.mark.timeout(60)
@@ -273,7 +287,8 @@ def test_results_do_not_wait_for_a_next_event_that_never_returns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("elasticlib.remote._remote_launch._JOIN_SECONDS", 0.2)
-    monkeypatch.setattr(SimulatedEngine, "close", lambda self: None)
+    # By its end the thread waits for an event again.
+    monkeypatch.setattr(SimulatedEngine, "close", lambda self: threading.Event().wait(0.5))
     monkeypatch.setattr(SimulatedEngine, "next_event", lambda self, timeout: self.events.get())
 
     engine = SimulatedEngine()
