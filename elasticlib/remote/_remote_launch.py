@@ -253,8 +253,6 @@ class _Run:
         placement = self._placement
         if placement is None:
             return
-        late: list[int] = []
-        limit = monotonic() + grace + _END_SECONDS
         try:
             for place in self._living:
                 placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
@@ -264,20 +262,33 @@ class _Run:
         # The outcome of the job, which is known by now, counts more.
         except Exception as error:
             _log.warning("%s cannot stop the agents, and ends them at once: %r", placement.name, error)
-            limit = 0.0
-        while self._living and monotonic() < limit:
-            item = self._next(limit)
+        else:
+            self._wait_for_ends(placement, grace + _END_SECONDS)
+        self.close()
+        for item in self._unhandled:
             if isinstance(item, int):
                 # The program gets it, unless the job ends with an error.
-                limit = 0.0
-                late.append(item)
-            elif isinstance(item, _Received):
-                self._receive(item)
-        self.close()
-        late += [item for item in self._unhandled if isinstance(item, int)]
+                self._inbox.put(item)
         self._unhandled.clear()
-        for signum in late:
-            self._inbox.put(signum)
+
+    def _wait_for_ends(self, placement: CheckedPlacement, seconds: float) -> None:
+        """Wait for the ends of all agents, until another signal or for some *seconds*."""
+        limit = monotonic() + seconds
+        while self._living:
+            item = self._next(limit)
+            match item:
+                case int():
+                    self._unhandled.appendleft(item)
+                    return
+                case _EngineFailed(error):
+                    _log.warning("%s.next_event() raised while agents ended: %r", placement.name, error)
+                    return
+                case _Received():
+                    self._receive(item)
+                case None if monotonic() >= limit:
+                    names = ", ".join(map(str, self._living))
+                    _log.warning("no AgentLost of agents %s within %g s of their stop: ends them", names, seconds)
+                    return
 
     def _stop_soon(self, grace: float) -> None:
         """Stop all agents, and do not wait for a stream that takes no output."""

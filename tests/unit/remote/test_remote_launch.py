@@ -299,6 +299,29 @@ def test_results_do_not_wait_for_a_next_event_that_never_returns(
 
 
 @pytest.mark.timeout(60)
+def test_engine_that_fails_after_the_results_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(engine: SimulatedEngine, place: int, number: int) -> list[Any]:
+        return [result(place), *([OSError("no answer")] if place else [])]
+
+    engine = SimulatedEngine(on_begin=answer, ends_after_result=True)
+
+    assert {0: "value 0", 1: "value 1"} == call(engine, LaunchConfig(shutdown_timeout=3600))
+    assert ["SimulatedEngine.next_event() raised while agents ended: OSError('no answer')"] == caplog.messages
+
+
+@pytest.mark.timeout(60)
+def test_agents_whose_ends_are_not_reported_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("elasticlib.remote._remote_launch._END_SECONDS", 0.2)
+
+    assert {0: "value 0", 1: "value 1"} == call(
+        SimulatedEngine(ends_after_result=True), LaunchConfig(shutdown_timeout=0)
+    )
+    assert ["no AgentLost of agents 0, 1 within 0.2 s of their stop: ends them"] == caplog.messages
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("method", "interrupts"), [("place", 1), ("send", 2), ("stop", 2), ("close", 2)])
 def test_interrupts_end_a_call_whose_engine_blocks(
     monkeypatch: pytest.MonkeyPatch, method: str, interrupts: int
