@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("elasticlib")
 _STACKS_LIMIT = 5.0
 """Default seconds to wait for stacks."""
+_LEAVING = 3
+"""Number of signals with which a wait for a job ends before the job: the first two stop it."""
 _NOTHING = contextlib.nullcontext()
 _EXIT_LIMIT = 10.0
 """Seconds that the end of the program waits for a job, in addition to the job's own grace."""
@@ -297,7 +299,7 @@ class Job:
         Raises what that call would raise: `ChildFailedError` if workers failed, `SignalException` if the
         job was stopped. While the main thread waits here, a handled signal
         (``LaunchConfig.signals_to_handle``) stops the job. SIGINT (Ctrl-C) then raises
-        `LaunchInterrupted`, a ``KeyboardInterrupt``; another SIGINT kills the job.
+        `LaunchInterrupted`, a ``KeyboardInterrupt``; another SIGINT kills the job, and a third one ends the wait.
 
         After *timeout* seconds it raises `TimeoutError`, and the job continues. If a handled signal
         arrived meanwhile, it raises that instead.
@@ -318,8 +320,11 @@ class Job:
                 f"job {self.name!r} cannot be waited for in its own thread, in which record sinks run: "
                 "wait in another thread"
             )
-        with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
-            wait_for_change(self._changed, self.done, timeout)
+        with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled:
+            waits = f"it waited for job {self.name!r}, which is being stopped"
+            # The job's thread may be in code of others, such as an engine that waits for machines.
+            with handled.raised(waits, count=_LEAVING), self._changed:
+                wait_for_change(self._changed, self.done, timeout)
         if self._over and not is_own_thread:
             self._join_thread()
         return handled.came

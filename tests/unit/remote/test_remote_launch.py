@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -365,3 +366,32 @@ def test_job_that_is_stopped_stops_its_agents() -> None:
     with pytest.raises(SignalException, match=r"stopped by Job.stop\(\)"):
         job.result(60)
     assert engine.is_closed
+
+
+@pytest.mark.timeout(60)
+def test_third_interrupt_ends_the_wait_for_a_job_whose_engine_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, over = threading.Event(), threading.Event()
+
+    def block(self: SimulatedEngine, agents: int, command: AgentCommand) -> SimulatedEngine:
+        entered.set()
+        over.wait(60)
+        raise StartError("no machines")
+
+    def interrupt() -> None:
+        for _ in range(3):
+            over.wait(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(SimulatedEngine, "place", block)
+    job = elastic_launch(LaunchConfig(), train, on=SimulatedEngine()).start()
+    entered.wait(30)
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt, match="it waited for job 'train', which is being stopped"):
+            job.result()
+    finally:
+        over.set()
+        sender.join()
+    with pytest.raises(StartError):
+        job.result()
