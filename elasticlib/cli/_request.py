@@ -19,7 +19,7 @@ from attrs import Factory, evolve, frozen
 
 from elasticlib._clock import wall_time
 from elasticlib.cli._option_table import NUMA_MODES
-from elasticlib.cli._parser import is_script, values_of
+from elasticlib.cli._parser import Parser, is_script, values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.cli._verdict import ExitSettings
 from elasticlib.engines import (
@@ -37,6 +37,9 @@ from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
 log = logging.getLogger("elasticlib.run")
+
+_OF_NODES = ("nnodes", "requeue", "progress", "engine", "logs_specs")
+"""Options whose values can only be checked on the nodes, which have an engine, and packages that are missing here."""
 
 
 class Script(str):
@@ -104,10 +107,10 @@ def request_of(
 
 
 def check_for_nodes(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` for options with which no node could launch its part of a job, as far as these are known."""
-    # An engine gives the nodes their number, and restarts the job.
-    on_one_node = argparse.Namespace(**{**vars(args), "nnodes": "1", "requeue": 0, "progress": False})
-    request_of(on_one_node, {})
+    """Raise `ConfigError` for options with which no node could launch its part of a job."""
+    unset = Parser({}).parse_args(["script"])
+    here = {name: getattr(unset, name) for name in _OF_NODES}
+    request_of(argparse.Namespace(**{**vars(args), **here}), {})
 
 
 def _exit_settings(

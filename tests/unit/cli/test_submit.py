@@ -81,7 +81,15 @@ def test_options_that_would_fail_on_the_nodes_are_refused(options: Sequence[str]
 
 
 @pytest.mark.parametrize(
-    "options", [["--nnodes", "1:2"], ["--requeue", "3"], ["--progress"], ["--rdzv-endpoint", "h:29500"]]
+    "options",
+    [
+        ["--nnodes", "1:2"],
+        ["--requeue", "3"],
+        ["--progress"],
+        ["--rdzv-endpoint", "h:29500"],
+        ["--engine", "slurm"],
+        ["--logs-specs", "of_the_container"],
+    ],
 )
 def test_options_for_several_nodes_reach_them(options: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     _submit.main(["--nodes", "2", "--print", "--", *options, "train.py"])
