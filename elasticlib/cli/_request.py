@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,6 +39,7 @@ from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, 
 
 log = logging.getLogger("elasticlib.run")
 
+_INTERPRETER = re.compile(r"python[\d.]*")
 _OF_NODES = ("nnodes", "requeue", "progress", "engine", "logs_specs")
 """Options whose values can only be checked on the nodes, which have an engine, and packages that are missing here."""
 
@@ -203,7 +205,12 @@ def _fill_in(
 
 
 def _entrypoint(text: str, values: Mapping[str, Any]) -> Entrypoint:
-    return Script(text) if is_script(values) else text
+    """Return the program to run. Raises `ConfigError` for an interpreter in the place of a script."""
+    if not is_script(values):
+        return text
+    if _INTERPRETER.fullmatch(os.path.basename(text)):
+        raise ConfigError(f"{text!r} is an interpreter, which elasticrun starts for a script: leave it out")
+    return Script(text)
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:

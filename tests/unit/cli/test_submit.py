@@ -97,6 +97,12 @@ def test_options_for_several_nodes_reach_them(options: Sequence[str], capsys: py
     assert f" -m elasticlib.run {' '.join(options)} train.py\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("interpreter", ["python", "/usr/bin/python3.11"])
+def test_interpreter_before_the_script_is_refused(interpreter: str) -> None:
+    with pytest.raises(ConfigError, match="is an interpreter, which elasticrun starts for a script: leave it out"):
+        _submit.main(["--nodes", "2", "--print", "--", interpreter, "train.py"])
+
+
 def test_arguments_pass_through_the_shell_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["", "two words", "$(date) `id` $HOME", "a\n#SBATCH --uid=0", "ünï", "'\"\\", "*", "x" * 100_000]
     _submit.main(["--nodes", "2", "--print", "--", "train.py", *arguments])
