@@ -162,6 +162,11 @@ class _Group:
         """Send *call* to all agents; lost ones are replaced before."""
         with self._lock:
             self._call = call
+            # The thread may have ended before this call, which would wait forever.
+            if self._failure is not None:
+                call.put(self._failure)
+                return
+
             self._all_ended.clear()
             try:
                 self._renew(self._places.begin_call())

@@ -252,3 +252,21 @@ def test_agents_are_ended_if_no_thread_can_read_them(monkeypatch: pytest.MonkeyP
         call(engine)
 
     assert [True] == [each.is_closed for each in engine.placements]
+
+
+@pytest.mark.timeout(60)
+def test_error_of_the_engine_before_the_call_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(thread: threading.Thread) -> threading.Thread:
+        thread.start()
+        thread.join()
+        return thread
+
+    def fail(self: Agents, timeout: float) -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr("elasticlib.engines._kept_agents.start_thread", ended)
+    monkeypatch.setattr(Agents, "next_event", fail)
+
+    with Engine() as engine, pytest.raises(OSError, match="no answer"):
+        call(engine)
+    assert engine.placements[0].is_closed
