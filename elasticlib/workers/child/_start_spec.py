@@ -89,9 +89,9 @@ class StartSpec:
     Mark of displayed objects in the output; empty if only text is shown, None without a notebook.
     """
     displays_of: Sequence[int] | None = ()
+    """The global ranks whose objects are shown; None: all."""
     has_keyboard: bool = True
     """False for functions of a program on another machine, which cannot ask anybody."""
-    """The global ranks whose objects are shown; None: all."""
     local_rank: int = -1
     server: str | None = None
     """Path of the socket for torch's debug server."""
