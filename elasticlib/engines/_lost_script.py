@@ -111,7 +111,7 @@ def _slurm_finds_lost(head: str, name: str) -> bool:
 
 def is_lost_state(state: str) -> bool:
     """Return whether a node with this *state*, such as ``ALLOCATED*`` or ``DOWN``, does not answer Slurm."""
-    return state.startswith("DOWN") or "*" in state or "NOT_RESPONDING" in state
+    return state.startswith("DOWN") or "*" in state or "+NOT_RESPONDING" in state
 
 
 def _is_unreachable_from(other: str, host: str, port: str, environ: Mapping[str, str]) -> bool:

@@ -63,6 +63,12 @@ class CallRules:
     failure_timeout: float = 5.0
     """Same, after a failure: they know of other failures, and one has the worker's own exception."""
 
+    def pause_after(self, losses: int) -> float:
+        """Return the seconds from a loss to the next agent, which double with each of *losses*."""
+        # Bounded: a float cannot hold each power of two.
+        doublings = min(losses - 1, 30)
+        return float(min(self.pause * 2**doublings, self.longest_pause))
+
 
 class OutcomeKind(enum.Enum):
     """Kinds of ends of an agent's node."""
@@ -254,6 +260,37 @@ class _Replacements:
         return place.state is PlaceState.WAITING and place.due == due
 
 
+@define
+class _Shortage:
+    """The time in which fewer agents than `min_nodes` are ready."""
+
+    _rules: CallRules
+    _since: float | None = None
+    """Time of its begin; None if there are enough."""
+    _is_reported: bool = False
+
+    def begin(self, now: float) -> None:
+        """Note that there are too few, if that is not known."""
+        if self._since is None:
+            self._since = now
+
+    def end(self) -> None:
+        """Note that there are enough."""
+        self._since, self._is_reported = None, False
+
+    def report(self) -> None:
+        """Note that the user gets a report."""
+        self._is_reported = True
+
+    def report_at(self) -> float:
+        """Return when the user gets a report; infinite if there are enough, or the user has one."""
+        return math.inf if self._since is None or self._is_reported else self._since + self._rules.remind_after
+
+    def limit(self) -> float:
+        """Return when the call fails; infinite if there are enough."""
+        return math.inf if self._since is None else self._since + self._rules.start_timeout
+
+
 @define(eq=False)
 class Supervisor:
     """The decisions of one call; *now* is in monotonic seconds."""
@@ -271,10 +308,7 @@ class Supervisor:
     ranks: set[int] = field(factory=set)
     world: int = 0
     _cause: AgentEnded | None = None
-    _short_since: float | None = None
-    """Time since which fewer than `min_nodes` agents are ready; None if there are enough."""
-    _has_reported: bool = False
-    """True if the user knows of the present lack of agents."""
+    _shortage: _Shortage = field(init=False)
     _limit: float = math.inf
     """End of the phases PAUSED, SUCCEEDING and FAILING."""
 
@@ -283,7 +317,7 @@ class Supervisor:
         self.endpoint = self.rules.endpoint
         # The nodes' order is that of the places, and so rank 0 is on the first of them.
         self.coordinator = None if self.endpoint else 0
-        self._short_since = self.now
+        self._shortage = _Shortage(self.rules, self.now)
 
     def _make_places(self, losses: Sequence[int]) -> None:
         """Let an agent start at each place, with the *losses* of its former ones."""
@@ -333,7 +367,7 @@ class Supervisor:
             return math.inf
         if self.phase is not CallPhase.RUNNING:
             return self._limit
-        return min(self._short_limit(), self._report_at(), self._replacements.next_due())
+        return min(self._shortage.limit(), self._shortage.report_at(), self._replacements.next_due())
 
     # Agents that start.
 
@@ -371,7 +405,7 @@ class Supervisor:
         was_healthy = place.state is not PlaceState.STARTING and self._has_been_ready_long(place)
         place.losses = 1 if was_healthy else place.losses + 1
         if place.losses <= self.rules.replacements:
-            place.state, place.due = PlaceState.WAITING, self.now + self._pause_after(place.losses)
+            place.state, place.due = PlaceState.WAITING, self.now + self.rules.pause_after(place.losses)
             self._replacements.plan(place)
             return []
 
@@ -380,11 +414,6 @@ class Supervisor:
 
     def _has_been_ready_long(self, place: _PlacedAgent) -> bool:
         return self.now - place.ready_since >= self.rules.healthy_after
-
-    def _pause_after(self, losses: int) -> float:
-        # Bounded: a float cannot hold each power of two.
-        doublings = min(losses - 1, 30)
-        return float(min(self.rules.pause * 2**doublings, self.rules.longest_pause))
 
     def _give_up_if_too_few(self, why: str) -> list[Action]:
         """Give up if no agent, or fewer than `min_nodes`, can be at work again."""
@@ -399,7 +428,7 @@ class Supervisor:
         self.restarts += 1
         if self.restarts > self.rules.restarts:
             return self._give_up(f"{why}; all agents were started again {self.rules.restarts} times before")
-        self.phase, self._limit = CallPhase.PAUSED, self.now + self._pause_after(self.restarts)
+        self.phase, self._limit = CallPhase.PAUSED, self.now + self.rules.pause_after(self.restarts)
         return [StopAll(why)]
 
     def _start_again(self) -> list[Action]:
@@ -407,7 +436,7 @@ class Supervisor:
         # The first agent that is ready hosts the next rendezvous: the machine of the former host may be gone.
         self.coordinator, self.endpoint = None, ""
         self._make_places([place.losses for place in self.places])
-        self._short_since, self._has_reported = self.now, False
+        self._shortage = _Shortage(self.rules, self.now)
         return [PlaceAll()]
 
     # Outcomes.
@@ -481,7 +510,7 @@ class Supervisor:
     # Time.
 
     def _due_while_running(self) -> list[Action]:
-        if self.now >= self._short_limit():
+        if self.now >= self._shortage.limit():
             ready, least = self._by_state.count(*_COUNTS_AS_NODE), self.rules.min_nodes
             return self._give_up(
                 f"{ready} of {self.rules.agents} agents are ready, and {least} are needed: no more of them "
@@ -493,35 +522,28 @@ class Supervisor:
         return [*self._due_reports(), *(Replace(place.number) for place in due)]
 
     def _due_reports(self) -> list[Action]:
-        if self.now < self._report_at():
+        if self.now < self._shortage.report_at():
             return []
-        self._has_reported = True
+        self._shortage.report()
         missing = self._by_state.numbers(PlaceState.STARTING, PlaceState.WAITING)
-        names = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
-        return [
-            ReportWait(
-                f"{self._by_state.count(*_COUNTS_AS_NODE)} of {self.rules.agents} agents are ready after "
-                f"{self.rules.remind_after:g} s, and {self.rules.min_nodes} are needed (missing: {names}): "
-                f"the call fails after {self.rules.start_timeout:g} s"
-            )
-        ]
-
-    def _report_at(self) -> float:
-        if self._short_since is None or self._has_reported:
-            return math.inf
-        return self._short_since + self.rules.remind_after
-
-    def _short_limit(self) -> float:
-        return math.inf if self._short_since is None else self._short_since + self.rules.start_timeout
+        return [_report_of_shortage(self.rules, self._by_state.count(*_COUNTS_AS_NODE), missing)]
 
     def _count_nodes(self) -> None:
         """Note the time since which too few agents are ready."""
         is_enough = self._by_state.count(*_COUNTS_AS_NODE) >= self.rules.min_nodes and self._has_begun()
         if is_enough:
-            self._short_since, self._has_reported = None, False
-        elif self._short_since is None:
-            self._short_since = self.now
+            self._shortage.end()
+        else:
+            self._shortage.begin(self.now)
 
     def _has_begun(self) -> bool:
         # Without an endpoint, agents that are ready wait for the coordinator's one.
         return self._by_state.count(PlaceState.AT_WORK) > 0
+
+
+def _report_of_shortage(rules: CallRules, ready: int, missing: Sequence[int]) -> ReportWait:
+    names = ", ".join(map(str, missing[:_NAMED])) + (", ..." if len(missing) > _NAMED else "")
+    return ReportWait(
+        f"{ready} of {rules.agents} agents are ready after {rules.remind_after:g} s, and {rules.min_nodes} are needed "
+        f"(missing: {names}): the call fails after {rules.start_timeout:g} s"
+    )

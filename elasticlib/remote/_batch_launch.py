@@ -33,7 +33,7 @@ from elasticlib.errors import SignalException, StartError
 from elasticlib.job import Results
 from elasticlib.processes import wait_readable
 from elasticlib.remote._batch_decision import decide
-from elasticlib.remote._batch_files import ERRORS, KILL, OUTPUT, Submission
+from elasticlib.remote._batch_files import ERRORS, KILL, OUTPUT, BatchFolder, Submission
 from elasticlib.remote._call import error_of_place, merged_results, pack_call, read_outcome
 from elasticlib.remote._remote_launch import least_nodes
 from elasticlib.remote._shown_output import STDERR, STDOUT, ShownOutput
@@ -137,6 +137,45 @@ class _GrowingFile:
         return False
 
 
+class _Outcomes:
+    """The outcomes of nodes that a job's folder has, of all runs of job *number*."""
+
+    def __init__(self, folder: BatchFolder, number: str) -> None:
+        self._folder, self._number = folder, number
+        self._packed: dict[tuple[int, int], bytes] = {}
+        self._read: dict[tuple[int, int], AgentEnded] = {}
+        self._refused = set[str]()
+
+    def read(self) -> None:
+        """Read outcomes that are new; one that cannot be read is logged once."""
+        for place, name in self._folder.results().items():
+            if place in self._read or name in self._refused:
+                continue
+            try:
+                packed = self._folder.read(name)
+                self._read[place] = read_outcome(packed).of_agent(place[1])
+            # The next look may find it readable.
+            except OSError:
+                continue
+            except (ValueError, KeyError, TypeError) as error:
+                self._refused.add(name)
+                _log.warning("a result of job %s is ignored: %s", self._number, error)
+            else:
+                self._packed[place] = packed
+
+    def restarts(self) -> int:
+        """Return the restarts of the job before the last run with an outcome."""
+        return max((restarts for restarts, _ in self._read), default=0)
+
+    def of_run(self, run: int) -> list[AgentEnded]:
+        """Return the outcomes of the run after *run* restarts."""
+        return [outcome for (restarts, _), outcome in self._read.items() if restarts == run]
+
+    def packed(self, run: int) -> dict[int, bytes]:
+        """Return the outcomes of the run after *run* restarts as the nodes have packed them, by node."""
+        return {node: data for (restarts, node), data in self._packed.items() if restarts == run}
+
+
 class _BatchWatch:
     """One submission, until its end."""
 
@@ -152,9 +191,7 @@ class _BatchWatch:
         if submission.is_attached:
             for each in self._growing:
                 each.skip()
-        self._packed: dict[tuple[int, int], bytes] = {}
-        self._outcomes: dict[tuple[int, int], AgentEnded] = {}
-        self._refused = set[str]()
+        self._outcomes = _Outcomes(self._files, submission.number)
         self._seen = SlurmJob(submission.number)
         self._ask_at = -math.inf
         self._over_since = math.inf
@@ -193,7 +230,7 @@ class _BatchWatch:
 
     def _turn(self) -> RaiseError | ReturnResults | None:
         self._show_output()
-        self._read_results()
+        self._outcomes.read()
         self._ask()
         is_over = self._is_over()
         decision = decide(self._of_last_run(), self._submission.record.nodes, is_over=is_over)
@@ -211,29 +248,12 @@ class _BatchWatch:
         # The last line may have no end.
         self._show_output()
 
-    def _read_results(self) -> None:
-        for place, name in self._files.results().items():
-            if place in self._outcomes or name in self._refused:
-                continue
-            try:
-                packed = self._files.read(name)
-                self._outcomes[place] = read_outcome(packed).of_agent(place[1])
-            # The next look may find it readable.
-            except OSError:
-                continue
-            except (ValueError, KeyError, TypeError) as error:
-                self._refused.add(name)
-                _log.warning("a result of job %s is ignored: %s", self._submission.number, error)
-            else:
-                self._packed[place] = packed
-
     def _restarts(self) -> int:
         """Return the restarts of the job before its last run."""
-        return max(self._seen.restarts, *(restarts for restarts, _ in self._outcomes), 0)
+        return max(self._seen.restarts, self._outcomes.restarts())
 
     def _of_last_run(self) -> list[AgentEnded]:
-        last = self._restarts()
-        return [outcome for (restarts, _), outcome in self._outcomes.items() if restarts == last]
+        return self._outcomes.of_run(self._restarts())
 
     def _ask(self) -> None:
         """Ask Slurm for the state of the job, if it is time."""
@@ -361,7 +381,7 @@ class _BatchWatch:
             error = self._error(decision)
             raise error from error.__cause__
 
-        merged = merged_results(data for (restarts, _), data in self._packed.items() if restarts == self._restarts())
+        merged = merged_results(self._outcomes.packed(self._restarts()).values())
         self._job.note_engine({"state": "COMPLETED", "reason": ""})
         self._workers.end(is_over=True)
         # A cell that has not shown all output names the file.
@@ -374,8 +394,7 @@ class _BatchWatch:
         if decision.place is None:
             is_cancelled = self._seen.state == "CANCELLED"
             return SignalException(decision.why, signal.SIGTERM) if is_cancelled else StartError(decision.why)
-        last = self._restarts()
-        packed = {node: data for (restarts, node), data in self._packed.items() if restarts == last}
+        packed = self._outcomes.packed(self._restarts())
         return error_of_place(packed, decision.place, self._submission.record.raise_as)
 
     def _wait_for_mark(self) -> bool:

@@ -204,6 +204,32 @@ class _Events:
             )
 
 
+class _Agents:
+    """The agents of a placement: those that live, and the outcomes that they have sent."""
+
+    def __init__(self, count: int) -> None:
+        self.living = dict.fromkeys(range(count), 0)
+        """Numbers of the agents that have not ended, by place."""
+        self.results: dict[int, bytes] = {}
+        """Outcomes by place, as the agents have packed them."""
+
+    def replaced(self, place: int, number: int) -> None:
+        """Note another agent, with this *number*, at *place*."""
+        self.living[place] = number
+        # The outcome of the former agent does not count for the next one.
+        self.results.pop(place, None)
+
+    def ended(self, event: AgentResult, present: int) -> AgentEnded | AgentLost:
+        """Return the outcome of an agent, and keep it for the node if the agent is the *present* one of its place."""
+        try:
+            outcome = read_outcome(event.data)
+        except (ValueError, KeyError, TypeError) as error:
+            return AgentLost(event.place, f"the outcome of agent {event.place} cannot be read: {error}", event.agent)
+        if event.agent == present:
+            self.results[event.place] = event.data
+        return outcome.of_agent(event.place, event.agent)
+
+
 class _Run:
     """One run of a call: the placements, and what their agents have sent."""
 
@@ -211,10 +237,7 @@ class _Run:
         self, plan: _Plan, inbox: Inbox, workers: WorkersOfNodes, output: ShownOutput, signals: HandledSignals
     ) -> None:
         self._plan, self._inbox, self._workers, self._output, self._signals = plan, inbox, workers, output, signals
-        self._results: dict[int, bytes] = {}
-        """Outcomes by place, as the agents have packed them."""
-        self._living: dict[int, int] = {}
-        """Numbers of the agents that have not ended, by place."""
+        self._agents = _Agents(0)
         self._unhandled: deque[object] = deque()
         """Items of the inbox in their order: one that ends the call must not hide those behind it."""
         self._placement: CheckedPlacement | None = None
@@ -235,7 +258,7 @@ class _Run:
             cell_shows_errors=shows_errors_in_cell(plan.config),
         )
         self._placement = place_agents(plan.engine, rules.agents, plan.command, self._signals, plan.title)
-        self._living = dict.fromkeys(range(rules.agents), 0)
+        self._agents = _Agents(rules.agents)
         self._events = _Events(self._placement, self._inbox)
 
     def close(self) -> None:
@@ -254,7 +277,7 @@ class _Run:
         if placement is None:
             return
         try:
-            for place in self._living:
+            for place in self._agents.living:
                 placement.send(place, frame(Kind.STOP, dumps(grace).encode()))
             placement.stop()
         except SignalException:
@@ -274,7 +297,7 @@ class _Run:
     def _wait_for_ends(self, placement: CheckedPlacement, seconds: float) -> None:
         """Wait for the ends of all agents, until another signal or for some *seconds*."""
         limit = monotonic() + seconds
-        while self._living:
+        while self._agents.living:
             item = self._next(limit)
             match item:
                 case int():
@@ -286,7 +309,7 @@ class _Run:
                 case _Received():
                     self._receive(item)
                 case None if monotonic() >= limit:
-                    names = ", ".join(map(str, self._living))
+                    names = ", ".join(map(str, self._agents.living))
                     _log.warning("no AgentLost of agents %s within %g s of their stop: ends them", names, seconds)
                     return
 
@@ -341,7 +364,7 @@ class _Run:
 
     def _handle(self, item: object) -> list[Action]:
         if isinstance(item, AgentRequest) and self._placement is not None:
-            self._workers.send(item, self._living, self._placement.send)
+            self._workers.send(item, self._agents.living, self._placement.send)
         if not isinstance(item, _Received):
             return []
         event = self._receive(item)
@@ -354,7 +377,7 @@ class _Run:
 
     def _report_loss(self, lost: AgentLost, actions: Sequence[Action]) -> None:
         """Log a loss after which the call goes on; an error that ends it has the same text."""
-        is_expected = lost.place in self._results
+        is_expected = lost.place in self._agents.results
         if not is_expected and not any(isinstance(action, RaiseError) for action in actions):
             _log.warning("%s; the job goes on", lost.why)
 
@@ -379,31 +402,21 @@ class _Run:
                 # The call stops already.
                 return None
             case AgentResult():
-                return self._ended(event)
-            case AgentLost() if self._living.get(event.place) == event.agent:
-                del self._living[event.place]
+                return self._agents.ended(event, self._supervisor.places[event.place].agent)
+            case AgentLost() if self._agents.living.get(event.place) == event.agent:
+                del self._agents.living[event.place]
                 # The last status of a node counts after its end.
-                self._workers.note_loss(event.place, is_expected=event.place in self._results)
+                self._workers.note_loss(event.place, is_expected=event.place in self._agents.results)
         return event
 
     def _note_report(self, event: AgentReport) -> None:
-        if self._living.get(event.place) != event.agent:
+        if self._agents.living.get(event.place) != event.agent:
             return
         note = self._workers.note_answer if event.is_answer else self._workers.note_report
         try:
             note(event.place, event.data)
         except (ValueError, KeyError, TypeError) as error:
             _log.warning("a report of agent %s cannot be read: %s", event.place, error)
-
-    def _ended(self, event: AgentResult) -> AgentEnded | AgentLost:
-        try:
-            outcome = read_outcome(event.data)
-        except (ValueError, KeyError, TypeError) as error:
-            return AgentLost(event.place, f"the outcome of agent {event.place} cannot be read: {error}", event.agent)
-        # An agent that was replaced meanwhile has no outcome for its node.
-        if event.agent == self._supervisor.places[event.place].agent:
-            self._results[event.place] = event.data
-        return outcome.of_agent(event.place, event.agent)
 
     def _decision(self, actions: Sequence[Action], grace: float) -> RaiseError | ReturnResults | None:
         """Carry out *actions*; return the one that ends the call."""
@@ -414,13 +427,11 @@ class _Run:
                 case Replace(place):
                     assert self._placement is not None
                     self._placement.replace(place)
-                    self._living[place] = self._supervisor.places[place].agent
-                    # The outcome of the former agent does not count for the next one.
-                    self._results.pop(place, None)
+                    self._agents.replaced(place, self._supervisor.places[place].agent)
                 case StopAll(why):
                     _log.warning("all nodes start again: %s", why)
                     self._stop_all(grace)
-                    self._results.clear()
+                    self._agents = _Agents(0)
                 case PlaceAll():
                     self._place_all()
                 case ReportWait(why):
@@ -446,11 +457,11 @@ class _Run:
         # Before, no agent has anything to stop, and one that still connects would only delay the error.
         self.close()
         if isinstance(decision, ReturnResults):
-            return merged_results(self._results.values())
+            return merged_results(self._agents.results.values())
         if decision.place is None:
             raise StartError(decision.why)
 
-        error = error_of_place(self._results, decision.place, self._plan.config.raise_as)
+        error = error_of_place(self._agents.results, decision.place, self._plan.config.raise_as)
         raise error from error.__cause__
 
     def _may_have_workers(self) -> bool:
