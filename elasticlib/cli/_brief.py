@@ -37,7 +37,9 @@ class Brief:
 
     def _say(self, what: str) -> None:
         try:
-            print(self._head, what, file=self._terminal, flush=True)
+            # In one write: workers write to the same terminal, and an unbuffered stream splits a print.
+            self._terminal.write(f"{self._head} {what}\n")
+            self._terminal.flush()
         # The terminal is closed, but the job continues.
         except OSError:
             self._is_announced = False

@@ -161,7 +161,11 @@ def test_on_a_terminal_a_job_has_a_line_at_its_start_and_one_at_its_end(tmp_path
     (tmp_path / "script.py").write_text("print('at work')")
     ours, terminal = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, *RUN, "script.py"], cwd=tmp_path, env=environment(), stdout=terminal, stderr=terminal
+        [sys.executable, *RUN, "script.py"],
+        cwd=tmp_path,
+        env=environment() | {"PYTHONUNBUFFERED": ""},
+        stdout=terminal,
+        stderr=terminal,
     ) as process:
         os.close(terminal)
         seen = b""
