@@ -190,9 +190,13 @@ class _Events:
             self._room.acquire()
             self._inbox.put(_Received(self._placement, event, self._room.release), may_wait=True)
 
+    def refuse(self) -> None:
+        """Let the thread end after its next event: the end of a placement is one, which it must not wait for twice."""
+        self._is_over = True
+
     def end(self) -> None:
         """End the thread; later events are lost."""
-        self._is_over = True
+        self.refuse()
         # The thread may wait for room, which nobody makes any more.
         self._room.release(_MOST_EVENTS)
         self._thread.join(_JOIN_SECONDS)
@@ -267,6 +271,7 @@ class _Run:
         events, self._events = self._events, None
         with contextlib.ExitStack() as stack:
             if events is not None:
+                events.refuse()
                 stack.callback(events.end)
             if placement is not None:
                 placement.close()

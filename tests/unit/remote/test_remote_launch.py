@@ -28,6 +28,7 @@ from elasticlib.engines import (
 from elasticlib.errors import ConfigError
 from elasticlib.remote._call import JobSettings, pack_error, pack_results
 from elasticlib.remote._shown_output import ShownOutput
+from tests.waiting import wait_until
 
 
 def train() -> None:
@@ -136,6 +137,36 @@ def test_ends_of_agents_that_arrive_together_with_results_count(monkeypatch: pyt
     monkeypatch.setattr(ShownOutput, "show", lambda self, data, taken: (engine.unread.wait(30), taken()))
 
     assert {0: "value 0", 1: "value 1"} == call(engine, LaunchConfig(shutdown_timeout=3600))
+
+
+@define(eq=False)
+class ReadAtItsEnd(SimulatedEngine):
+    """An engine whose end is read before `close` returns."""
+
+    has_read_end: bool = False
+    waits_again: threading.Event = field(factory=threading.Event)
+
+    def next_event(self, timeout: float) -> EngineEvent | None:
+        if self.is_closed and self.has_read_end:
+            self.waits_again.set()
+        event = super().next_event(timeout)
+        self.has_read_end = self.is_closed and event is None
+        return event
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.events.put(None)
+        wait_until(self.events.empty, 30, "its end is read")
+        # Time in which the thread would ask again.
+        self.waits_again.wait(0.5)
+
+
+def test_an_end_that_is_read_early_is_not_waited_for_twice() -> None:
+    engine = ReadAtItsEnd()
+
+    call(engine)
+
+    assert not engine.waits_again.is_set()
 
 
 def test_range_of_nodes_reaches_the_agents() -> None:
