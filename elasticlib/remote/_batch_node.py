@@ -30,6 +30,7 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import start_thread
 from elasticlib.remote._batch_files import CALL, BatchFolder, report_name, result_name
 from elasticlib.remote._call import Call, pack_error, pack_results, settings_on_node, unpack_call
+from elasticlib.remote._node_log import name_machine_in_log
 from elasticlib.remote._node_reporter import NodeReporter
 from elasticlib.remote._node_reports import NodeReport, seconds_between_reports
 from elasticlib.run import carry_out
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--requeue", type=int, default=0)
     options = parser.parse_args()
+    name_machine_in_log()
     carry_out(lambda: _run(options.folder, options.requeue), whole_program=True)
 
 

@@ -36,6 +36,7 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.processes import wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
+from elasticlib.remote._node_log import name_machine_in_log
 from elasticlib.remote._node_reporter import NodeReporter, answer_later, last_output
 from elasticlib.remote._node_reports import NodeReport, seconds_between_reports
 from elasticlib.remote._whole_lines import WholeLines
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--stays", action="store_true")
     options = parser.parse_args()
 
+    name_machine_in_log()
     machine = _Machine(options.address or _address(), options.workers)
     _AgentProgram(_ClientLink(options.lease), machine, stays=options.stays).run()
     os._exit(0)
