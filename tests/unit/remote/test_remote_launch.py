@@ -408,7 +408,10 @@ def test_third_interrupt_ends_the_wait_for_a_job_whose_engine_blocks(monkeypatch
         over.wait(60)
         raise StartError("no machines")
 
+    before = signal.getsignal(signal.SIGINT)
+
     def interrupt() -> None:
+        wait_until(lambda: signal.getsignal(signal.SIGINT) is not before, 30, "the program waits for the job")
         for _ in range(3):
             over.wait(0.3)
             os.kill(os.getpid(), signal.SIGINT)
