@@ -169,6 +169,18 @@ def test_an_end_that_is_read_early_is_not_waited_for_twice() -> None:
     assert not engine.waits_again.is_set()
 
 
+def test_without_a_thread_for_the_output_no_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> threading.Thread:
+        raise StartError("can't start new thread")
+
+    monkeypatch.setattr("elasticlib.remote._output_queue.start_thread", refuse)
+    engine = SimulatedEngine()
+
+    with pytest.raises(StartError, match="can't start new thread"):
+        call(engine)
+    assert {} == engine.numbers
+
+
 def test_range_of_nodes_reaches_the_agents() -> None:
     engine = SimulatedEngine()
 
