@@ -30,6 +30,7 @@ from elasticlib.engines._hostfile import SshHost, check_hosts, parse_host, parse
 from elasticlib.engines._kept_agents import KeepsAgents
 from elasticlib.engines._protocol import AgentCommand, AgentLost, EngineEvent
 from elasticlib.errors import ConfigError, StartError
+from elasticlib.processes import start_thread
 
 _CONNECT_SECONDS = 2
 _BEATS = 5
@@ -187,11 +188,10 @@ class SshPlacement:
         try:
             for place in range(len(hosts)):
                 self._agents.append(self._started(place, 0))
+            self._thread = start_thread(threading.Thread(target=self._run, name="elasticlib-ssh", daemon=True))
         except BaseException:
             self._kill_all()
             raise
-        self._thread = threading.Thread(target=self._run, name="elasticlib-ssh", daemon=True)
-        self._thread.start()
 
     # Calls of the client.
 

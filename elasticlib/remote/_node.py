@@ -33,7 +33,7 @@ from elasticlib.engines import MAGIC, FrameReader, Kind, frame
 from elasticlib.errors import SignalException
 from elasticlib.job import Job
 from elasticlib.launch import CheckedLaunch
-from elasticlib.processes import wait_readable
+from elasticlib.processes import start_thread, wait_readable
 from elasticlib.remote._call import Call, JobSettings, pack_error, pack_results, settings_on_node, unpack_call
 from elasticlib.remote._call_modules import CallModules
 from elasticlib.remote._node_log import name_machine_in_log
@@ -81,7 +81,7 @@ class _ClientLink:
         self._sent_last = os.eventfd(0, os.EFD_CLOEXEC)
         """Readable once all is sent after `finish`."""
         self._last_heard = monotonic()
-        threading.Thread(target=self._write, daemon=True).start()
+        start_thread(threading.Thread(target=self._write, daemon=True))
 
     def send(self, data: bytes) -> None:
         """Send *data* after all before; waits while the client reads too slowly."""
@@ -89,7 +89,7 @@ class _ClientLink:
 
     def drop(self) -> None:
         """Send nothing any more: nobody reads it, and workers whose output waits could not end."""
-        threading.Thread(target=self._empty, daemon=True).start()
+        start_thread(threading.Thread(target=self._empty, daemon=True))
 
     def _empty(self) -> None:
         while True:
@@ -97,11 +97,11 @@ class _ClientLink:
 
     def send_later(self, data: bytes) -> None:
         """Send *data* after all before, without a wait."""
-        threading.Thread(target=self.send, args=(data,), daemon=True).start()
+        start_thread(threading.Thread(target=self.send, args=(data,), daemon=True))
 
     def finish(self, data: bytes) -> None:
         """Send *data* last of all, unless the client is gone or out of reach."""
-        threading.Thread(target=self._put_last, args=(data,), daemon=True).start()
+        start_thread(threading.Thread(target=self._put_last, args=(data,), daemon=True))
         while True:
             ready = wait_readable([self._input, self._sent_last], self._left())
             if not ready or self._sent_last in ready:
@@ -166,7 +166,7 @@ class _Output:
             os.close(target)
             os.set_blocking(source, False)
             self._flushes.append(os.eventfd(0, os.EFD_CLOEXEC))
-            threading.Thread(target=self._forward, args=(stream, source, self._flushes[-1]), daemon=True).start()
+            start_thread(threading.Thread(target=self._forward, args=(stream, source, self._flushes[-1]), daemon=True))
 
     def _forward(self, stream: int, source: int, flush: int) -> None:
         lines = WholeLines()
