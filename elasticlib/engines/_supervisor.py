@@ -50,6 +50,8 @@ class CallRules:
     """Seconds for which fewer than `min_nodes` agents may be ready."""
     remind_after: float = 30.0
     """Same, until a warning."""
+    begin_timeout: float = 600.0
+    """Seconds from the begin of a node to the first bytes of its agent, which the client watches."""
     replacements: int = 10
     """Number of replacements of one place, if none of them stays ready for `healthy_after`."""
     restarts: int = 3

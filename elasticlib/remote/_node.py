@@ -363,6 +363,8 @@ class _Node:
         job.when_done(self._on_end)
         self._job, self._grace = job.begin(), launch.grace
         self._end_time = math.inf if config.end_time is None else config.end_time
+        # At once: the client counts an agent as lost that sends nothing after the begin of its node.
+        self._send(_framed(NodeReport.of(self._job.status())))
         seconds = seconds_between_reports(settings.max_nodes)
         self._reporter = NodeReporter(job, lambda report: self._send(_framed(report)), seconds)
         if self._notice:

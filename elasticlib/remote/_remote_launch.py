@@ -157,7 +157,7 @@ class _Received:
 
     placement: CheckedPlacement
     event: EngineEvent
-    handled: Callable[[], None]
+    handled: Callable[[], None] = lambda: None
     """Makes room for another event."""
 
 
@@ -211,11 +211,38 @@ class _Events:
 class _Agents:
     """The agents of a placement: those that live, and the outcomes that they have sent."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, patience: float) -> None:
+        self._patience = patience
+        """Seconds from the begin of a node to the first sign of its agent."""
         self.living = dict.fromkeys(range(count), 0)
         """Numbers of the agents that have not ended, by place."""
         self.results: dict[int, bytes] = {}
         """Outcomes by place, as the agents have packed them."""
+        self._silent: dict[int, float] = {}
+        """Times by which agents whose nodes were to begin must send something, by place; the earliest first."""
+
+    def begun(self, place: int, now: float) -> None:
+        """Note that the node at *place* was to begin."""
+        self._silent.pop(place, None)
+        self._silent[place] = now + self._patience
+
+    def received(self, place: int, number: int) -> None:
+        """Note that an agent has sent something, or is lost."""
+        if self.living.get(place) == number:
+            self._silent.pop(place, None)
+
+    def silence_ends(self) -> float:
+        """Return the time at which `pop_silent` may name an agent; infinite if none is silent."""
+        return next(iter(self._silent.values()), math.inf)
+
+    def pop_silent(self, now: float) -> AgentLost | None:
+        """Return the loss of an agent that has sent nothing in time; None if there is none."""
+        if now < self.silence_ends():
+            return None
+        place = next(iter(self._silent))
+        del self._silent[place]
+        why = f"agent {place} has sent nothing for {self._patience:g} s since its node was to begin"
+        return AgentLost(place, why, self.living[place])
 
     def replaced(self, place: int, number: int) -> None:
         """Note another agent, with this *number*, at *place*."""
@@ -241,7 +268,7 @@ class _Run:
         self, plan: _Plan, inbox: Inbox, workers: WorkersOfNodes, output: ShownOutput, signals: HandledSignals
     ) -> None:
         self._plan, self._inbox, self._workers, self._output, self._signals = plan, inbox, workers, output, signals
-        self._agents = _Agents(0)
+        self._agents = _Agents(0, 0.0)
         self._unhandled: deque[object] = deque()
         """Items of the inbox in their order: one that ends the call must not hide those behind it."""
         self._placement: CheckedPlacement | None = None
@@ -262,7 +289,7 @@ class _Run:
             cell_shows_errors=shows_errors_in_cell(plan.config),
         )
         self._placement = place_agents(plan.engine, rules.agents, plan.command, self._signals, plan.title)
-        self._agents = _Agents(rules.agents)
+        self._agents = _Agents(rules.agents, rules.begin_timeout)
         self._events = _Events(self._placement, self._inbox)
 
     def close(self) -> None:
@@ -337,7 +364,7 @@ class _Run:
 
     def _turn(self, grace: float) -> RaiseError | ReturnResults | None:
         """Handle the next item that arrives by the supervisor's next deadline, and what is due then."""
-        item = self._next(min(self._supervisor.wake_at(), self._output.look()))
+        item = self._next(min(self._supervisor.wake_at(), self._output.look(), self._agents.silence_ends()))
         self._check_stop(item, grace)
         decision = self._decision(self._handle(item), grace)
         if decision is not None:
@@ -365,7 +392,10 @@ class _Run:
         if not self._unhandled:
             wait_readable([self._inbox], None if until == math.inf else max(0.0, until - monotonic()))
             self._unhandled.extend(self._inbox.drain())
-        return self._unhandled.popleft() if self._unhandled else None
+        if self._unhandled:
+            return self._unhandled.popleft()
+        silent = self._agents.pop_silent(monotonic())
+        return _Received(self._placement, silent) if self._placement is not None and silent is not None else None
 
     def _handle(self, item: object) -> list[Action]:
         if isinstance(item, AgentRequest) and self._placement is not None:
@@ -393,6 +423,8 @@ class _Run:
             return None
 
         event = received.event
+        if not isinstance(event, (AgentUp, EngineEnds)):
+            self._agents.received(event.place, event.agent)
         if isinstance(event, AgentOutput):
             # Agents wait for a slow stream; this thread, which hears of signals, does not.
             self._output.show(event.data, received.handled)
@@ -436,7 +468,7 @@ class _Run:
                 case StopAll(why):
                     _log.warning("all nodes start again: %s", why)
                     self._stop_all(grace)
-                    self._agents = _Agents(0)
+                    self._agents = _Agents(0, 0.0)
                 case PlaceAll():
                     self._place_all()
                 case ReportWait(why):
@@ -451,6 +483,7 @@ class _Run:
             self._output.expect()
         self._has_begun = True
         settings = evolve(self._settings, endpoint=action.endpoint, is_host=action.is_host)
+        self._agents.begun(action.place, monotonic())
         self._placement.send(action.place, frame(Kind.BEGIN, settings.packed()))
 
     # The end.

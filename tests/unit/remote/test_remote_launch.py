@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from elasticlib.engines import (
     AgentOutput,
     AgentResult,
     AgentUp,
+    CallRules,
     EngineEnds,
     EngineEvent,
     FrameReader,
@@ -167,6 +169,23 @@ def test_an_end_that_is_read_early_is_not_waited_for_twice() -> None:
     call(engine)
 
     assert not engine.waits_again.is_set()
+
+
+@pytest.mark.timeout(60)
+def test_agent_that_sends_nothing_after_its_begin_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(_: SimulatedEngine, place: int, number: int) -> list[EngineEvent]:
+        if place == 0:
+            return [AgentOutput(0, b"\x01works\n")]
+        return [] if number == 0 else [result(1, number), result(0)]
+
+    monkeypatch.setattr("elasticlib.remote._remote_launch.CallRules", partial(CallRules, begin_timeout=1.0))
+    engine = SimulatedEngine(on_begin=answer)
+
+    assert {0: "value 0", 1: "value 1"} == call(engine)
+    assert {0: 0, 1: 1} == engine.numbers
+    assert ["agent 1 has sent nothing for 1 s since its node was to begin; the job goes on"] == caplog.messages
 
 
 def test_without_a_thread_for_the_output_no_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
