@@ -88,7 +88,8 @@ def test_other_node_of_two_gives_back_what_a_lost_head_held(losing: Cluster, tmp
     wait_until(lambda: job.facts()["JobState"] == "CANCELLED", 100, what=lambda: said_by(tmp_path, 1))
 
     assert "m1, which has the job's script, cannot be reached" in said_by(tmp_path, 1)
-    assert [] == list(job.processes())
+    # Slurm names the state before it ends the processes.
+    wait_until(lambda: not list(job.processes()), 60, what=lambda: said_by(tmp_path, 1))
 
 
 def has_given_up(folder: Path, node: int) -> bool:
