@@ -28,7 +28,10 @@ if typing.TYPE_CHECKING:
         destinations_of as destinations_of,
         line_prefix as line_prefix,
     )
-    from elasticlib.logs._old_folders import make_marked_folder as make_marked_folder, one_more as one_more
+    from elasticlib.logs._old_folders import (
+        keep_marked_folder as keep_marked_folder,
+        make_marked_folder as make_marked_folder,
+    )
     from elasticlib.logs._plugins import load_logs_specs as load_logs_specs
     from elasticlib.logs._specs import DefaultLogsSpecs as DefaultLogsSpecs
     from elasticlib.logs._streams import (
@@ -50,7 +53,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.logs._console": "Console console_sink",
         "elasticlib.logs._follow": "Follower end_of_text last_line shorten_file text_of",
         "elasticlib.logs._layout": "DEFAULT_PREFIX PREFIX_VARIABLE destinations_of line_prefix",
-        "elasticlib.logs._old_folders": "make_marked_folder one_more",
+        "elasticlib.logs._old_folders": "make_marked_folder keep_marked_folder",
         "elasticlib.logs._plugins": "load_logs_specs",
         "elasticlib.logs._specs": "DefaultLogsSpecs",
         "elasticlib.logs._streams": (

@@ -69,7 +69,7 @@ def holds_something(folder: str) -> bool:
         return True
 
 
-def one_more(folder: str) -> None:
+def keep_marked_folder(folder: str) -> None:
     """Note that *folder* stays: clean up old ones beside it, at most once an hour per program."""
     parent, now = os.path.dirname(folder), monotonic()
     if now >= _looked.get(parent, -_INTERVAL) + _INTERVAL:

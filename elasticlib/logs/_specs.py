@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _old_folders
-from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
+from elasticlib.logs._layout import DEFAULT_PREFIX, attempt_names, destinations, run_folder_prefix
 from elasticlib.processes import (
     FEW_DESCRIPTORS,
     absolute_path_without_parents,
@@ -71,9 +71,10 @@ class _LaunchFolders:
 
         if self._log_dir is None:
             # Another user may have been quicker to make the folder again, and would own the files in it.
-            if not self.base or not is_own_folder(self.base):
-                self.base, self.run = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
-            _old_folders.mark(self.base)
+            if self.base and is_own_folder(self.base):
+                _old_folders.mark(self.base)
+            else:
+                self.base, self.run = _old_folders.make_marked_folder(), ""
 
         if not self.run or run_id != self._run_id:
             self.run = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self.base)
@@ -296,7 +297,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def put_away(self, *, succeeded: bool) -> None:
         """Delete a temporary folder that is not needed after the launch."""
         if kept := self.kept_temporary_folder():
-            _old_folders.one_more(kept)
+            _old_folders.keep_marked_folder(kept)
         else:
             self.remove_if_temporary(only_if_empty=not succeeded)
 
@@ -310,7 +311,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if not base:
             return
         if only_if_empty and _old_folders.holds_something(base):
-            _old_folders.one_more(base)
+            _old_folders.keep_marked_folder(base)
             return
         shutil.rmtree(base, ignore_errors=True)
         self._forget_folders()

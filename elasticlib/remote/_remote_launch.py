@@ -70,6 +70,8 @@ _JOIN_SECONDS = 5.0
 """Seconds that the engine's wait for an event may last after its placement was closed."""
 _NOT_SET = {"rdzv_endpoint": "", "node_rank": None, "local_addr": None, "rdzv_backend": "c10d"}
 """Settings that an engine gives, with their defaults."""
+_NOT_SET_KEYS = ("is_host", "store_type")
+"""Keys of ``rdzv_configs`` that an engine gives."""
 
 
 @frozen
@@ -147,6 +149,11 @@ def least_nodes(config: LaunchConfig, engine: Engine | BatchEngine, *, has_token
         if getattr(config, name) != default:
             raise ConfigError.of_setting(
                 name, f"{getattr(config, name)!r} cannot be combined with on={engine!r}, which sets it: leave it out"
+            )
+    for key in _NOT_SET_KEYS:
+        if key in config.rdzv_configs:
+            raise ConfigError.of_setting(
+                "rdzv_configs", f"{config.rdzv_configs!r} has {key}, which the engine sets: leave it out"
             )
     return least
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from elasticlib._clock import monotonic
-from elasticlib.logs import make_marked_folder, one_more
+from elasticlib.logs import keep_marked_folder, make_marked_folder
 from elasticlib.notebook import CallersStream, is_stdout_replaced
 from elasticlib.remote._output_queue import OutputQueue
 
@@ -137,6 +137,6 @@ class _WholeOutput:
             file.close()
         folder = os.path.dirname(file.name)
         if is_kept:
-            one_more(folder)
+            keep_marked_folder(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -29,9 +29,6 @@ from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _log = logging.getLogger("elasticlib")
 
-_SET_BY_ENGINES = frozenset({"is_host", "store_type"})
-"""Keys of ``rdzv_configs`` that follow from the engine."""
-
 
 def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choice:
     """Return the rendezvous that *config* means on this machine; log hints for its user."""
@@ -65,10 +62,6 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
 
 def check_for_engine(config: LaunchConfig, nodes: int) -> None:
     """Raise `ConfigError` for settings that no node of a job of *nodes*, which an engine starts, could use."""
-    for key in _SET_BY_ENGINES & config.rdzv_configs.keys():
-        raise ConfigError.of_setting(
-            "rdzv_configs", f"{config.rdzv_configs!r} has {key}, which the engine sets: leave it out"
-        )
     # An id and an endpoint in the place of those that the engine gives; other backends are refused with it.
     complete = evolve(
         config,

@@ -47,6 +47,17 @@ def started(slurm: Cluster, folder: Path, options: str, *of_batch: str) -> Job:
     return job
 
 
+def started_with_files(slurm: Cluster, folder: Path, nnodes: str, nodes: int) -> Job:
+    """Return a job that trains, whose nodes write to files of their own: srun runs on the head, which is to be lost."""
+    command = f"bash -c 'exec elasticrun --nproc-per-node 1 --nnodes {nnodes} train.py > node.$SLURM_PROCID 2>&1'"
+    (folder / "train.py").write_text(TRAIN)
+    script = folder / "job.sh"
+    script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
+    job = slurm.submit(script, f"--nodes={nodes}", "--no-requeue")
+    wait_until(lambda: "trains on" in said_by(folder, 0), what=lambda: job.said)
+    return job
+
+
 def test_a_lost_node_costs_neither_budget_nor_allocation(losing: Cluster, tmp_path: Path) -> None:
     job = started(losing, tmp_path, "--nnodes 3:4 train.py", "--nodes=4")
 
@@ -59,13 +70,7 @@ def test_a_lost_node_costs_neither_budget_nor_allocation(losing: Cluster, tmp_pa
 
 
 def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path: Path) -> None:
-    # Their output goes to files of their own: srun runs on the head.
-    command = "bash -c 'exec elasticrun --nproc-per-node 1 --nnodes 3:4 train.py > node.$SLURM_PROCID 2>&1'"
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
-    script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
-    job = losing.submit(script, "--nodes=4", "--no-requeue")
-    wait_until(lambda: "trains on" in said_by(tmp_path, 0), what=lambda: job.said)
+    job = started_with_files(losing, tmp_path, "3:4", 4)
 
     losing.workers[0].lose()
     began = time.monotonic()
@@ -77,12 +82,7 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
 
 
 def test_other_node_of_two_gives_back_what_a_lost_head_held(losing: Cluster, tmp_path: Path) -> None:
-    command = "bash -c 'exec elasticrun --nproc-per-node 1 --nnodes 1:2 train.py > node.$SLURM_PROCID 2>&1'"
-    (tmp_path / "train.py").write_text(TRAIN)
-    script = tmp_path / "job.sh"
-    script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
-    job = losing.submit(script, "--nodes=2", "--no-requeue")
-    wait_until(lambda: "trains on" in said_by(tmp_path, 0), what=lambda: job.said)
+    job = started_with_files(losing, tmp_path, "1:2", 2)
 
     losing.workers[0].lose()
     wait_until(lambda: job.facts()["JobState"] == "CANCELLED", 100, what=lambda: said_by(tmp_path, 1))

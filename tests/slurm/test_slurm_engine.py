@@ -219,11 +219,17 @@ def test_another_program_gets_the_results_after_the_end_of_the_client(clients: C
     assert "COMPLETED" == job.ends()
 
 
-def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients: Clients) -> None:
+def with_attached(clients: Clients) -> tuple[subprocess.Popen[str], Job, subprocess.Popen[str]]:
+    """Return a client, its job whose workers wait, and a program that has attached to it."""
     client = clients.start("wait")
     job = clients.wait_for_workers(client)
     attached = clients.start(attached=job.number)
     wait_until(lambda: (clients.folder / "attached").exists())
+    return client, job, attached
+
+
+def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients: Clients) -> None:
+    client, job, attached = with_attached(clients)
 
     attached.send_signal(signal.SIGINT)
     (classes, message), _ = outcome(attached)
@@ -235,10 +241,7 @@ def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients:
 
 
 def test_late_attached_program_says_who_has_the_results(clients: Clients) -> None:
-    client = clients.start("wait")
-    job = clients.wait_for_workers(client)
-    attached = clients.start(attached=job.number)
-    wait_until(lambda: (clients.folder / "attached").exists())
+    client, job, attached = with_attached(clients)
 
     attached.send_signal(signal.SIGSTOP)
     clients.go()
