@@ -315,7 +315,11 @@ class LaunchConfig(DataclassView):
     """Time at which a round with at least `min_nodes` starts. ``quiet``: when no node has joined for some time;
     ``min``: at once; ``max``: when `max_nodes` have joined or the join time is over."""
     node_rank: int | None = field(
-        metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.whole(0)), kw_only=True
+        metadata=NOT_FOR_POOLS,
+        default=None,
+        converter=_rules.number,
+        validator=optional(_rules.whole(0)),
+        kw_only=True,
     )
     """Fixed rank of this node, 0 to ``max_nodes - 1``; only for ``rdzv_backend="static"``."""
     worker_server: bool = field(default=False, kw_only=True)
@@ -342,7 +346,9 @@ class LaunchConfig(DataclassView):
     )
     """Unix time at which the scheduler ends the job; ``inf`` asks Slurm. Workers that call `should_stop` are asked to
     stop ``shutdown_timeout`` before. A Slurm step sets it if ``min_nodes="all"``."""
-    exit_timeout: float | None = field(default=None, validator=optional(_rules.exit_timeout), kw_only=True)
+    exit_timeout: float | None = field(
+        default=None, converter=_rules.real, validator=optional(_rules.exit_timeout), kw_only=True
+    )
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. Then the stacks of its threads are logged and the worker is stopped. It has failed,
     unless only finalizers were left. For the last running rank the time includes destructors of local variables after
@@ -418,7 +424,7 @@ class WorkerSpec(DataclassView):
     max_restarts: int = field(default=DEFAULT_MAX_RESTARTS, converter=_rules.number, validator=_alone(_rules.whole(0)))
     """As in `LaunchConfig`, but the default is 3 in a notebook, too."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_alone(_rules.positive))
-    master_port: int | None = None
+    master_port: int | None = field(default=None, converter=_rules.number)
     """Port of the workers' store in rank 0, only for etcd. Other backends use the port of the round's own store,
     unlike torch, and another port here causes a warning."""
     master_addr: str | None = None
@@ -440,7 +446,9 @@ class WorkerSpec(DataclassView):
     no_python: bool = field(default=False, kw_only=True)
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
-    exit_timeout: float | None = field(default=None, validator=_alone(optional(_rules.exit_timeout)), kw_only=True)
+    exit_timeout: float | None = field(
+        default=None, converter=_rules.real, validator=_alone(optional(_rules.exit_timeout)), kw_only=True
+    )
     """As in `LaunchConfig`."""
     main: Literal["import", "value"] | None = field(
         default=None, validator=_alone(optional(_rules.one_of(MAINS))), kw_only=True

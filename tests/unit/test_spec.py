@@ -246,6 +246,26 @@ def test_numbers_of_any_kind_are_taken_as_by_torch(fields: dict[str, Any], expec
     assert (expected, {int}) == (found, set(map(type, found)))
 
 
+def is_number(each: attrs.Attribute[Any]) -> bool:
+    return bool({"int", "float"} & set(str(each.type).split(" | ")))
+
+
+@pytest.mark.parametrize("name", [each.name for each in attrs.fields(LaunchConfig) if is_number(each)])
+def test_a_launch_takes_numbers_of_other_libraries(name: str) -> None:
+    given_ = {"max_nodes": 2, name: Integer()} if "int" in LaunchConfig.__annotations__[name] else {name: Fraction(2)}
+
+    found = getattr(LaunchConfig(**given_), name)
+
+    assert (2, True) == (found, type(found) in (int, float))
+
+
+@pytest.mark.parametrize("name", [each.name for each in attrs.fields(WorkerSpec) if is_number(each)])
+def test_a_worker_spec_takes_numbers_of_other_libraries(name: str) -> None:
+    found = getattr(spec(**{name: Integer() if "int" in WorkerSpec.__annotations__[name] else Fraction(2)}), name)
+
+    assert (2, True) == (found, type(found) in (int, float))
+
+
 def test_what_torch_takes_for_nothing_is_nothing() -> None:
     made = LaunchConfig(
         run_id=None,  # type: ignore[arg-type]
