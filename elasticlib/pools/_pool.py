@@ -105,7 +105,7 @@ class Pool:
                 failed = [each.rank for each in answers if each.failed()]
                 if failed:
                     with self.errors_named(function, workers):
-                        late, died = workers.abandoned(failed)
+                        late, died = workers.late_answers(failed)
                     if self._group is not None:
                         workers.must_be_replaced("a call has failed, and ranks may be at different collectives")
                     raise workers.error(title_of(function), [*answers, *late], died)
@@ -366,7 +366,7 @@ class _ItemCalls:
         """Store *error* as the result of the item, or end all other calls and raise it."""
         if not self._return_exceptions:
             with self._pool.errors_named(self._function, self._workers):
-                self._workers.abandoned(failed)
+                self._workers.late_answers(failed)
             raise error
         self._results[index] = error
 

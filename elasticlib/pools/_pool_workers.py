@@ -306,7 +306,7 @@ class PoolWorkers:
             self.must_be_replaced(f"rank {rank}: {leaks}")
         return CallAnswer(rank, report or _lost(), leaks)
 
-    def abandoned(self, failed: Collection[int]) -> tuple[list[CallAnswer], dict[int, ProcessFailure]]:
+    def late_answers(self, failed: Collection[int]) -> tuple[list[CallAnswer], dict[int, ProcessFailure]]:
         """
         Wait up to a second for the other answers to a failed call.
 
