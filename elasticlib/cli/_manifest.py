@@ -44,7 +44,10 @@ def main(args: Sequence[str]) -> None:
 
 
 def _settings(given: argparse.Namespace, command: tuple[str, ...]) -> PodSettings:
-    least, most = read_nodes(given.nodes)
+    try:
+        least, most = read_nodes(given.nodes)
+    except ConfigError as error:
+        raise ConfigError(f"--nodes: {error}") from error
     return PodSettings(
         name=given.name,
         image=given.image,

@@ -17,6 +17,7 @@ IMAGE = ("--image", "registry/train:1")
     ("args", "said"),
     [
         (["--nodes", "0", "a.py"], "--nodes=0 must be a number, or a range, from 1 on"),
+        (["--nodes", "x", "a.py"], "--nodes: 'x' is neither a number of nodes nor a range such as 1:4"),
         (["--nodes", "3:2", "a.py"], "--nodes=3:2 must be a number, or a range, from 1 on"),
         (
             ["--nodes", "2:3", "--kind", "trainjob", "a.py"],
