@@ -1,9 +1,10 @@
 """
-What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
+Shared setup of all tests: Hypothesis profiles, the rule for accelerators, no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses ci (10 examples, always the same), dev (50) or nightly (5000). Of tests that are marked as
-sampled a share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and
-where files or tests are named (``pytest tests/process/console/test_tee.py``, ``pytest -k tee``).
+`HYPOTHESIS_PROFILE` selects ci (10 examples, always the same), dev (50) or nightly (5000). A share
+of the tests marked as sampled runs: one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0).
+All of them run with ``--whole``, or if files or tests are named
+(``pytest tests/process/console/test_tee.py``, ``pytest -k tee``).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _named(config: pytest.Config) -> bool:
-    """Whether somebody asked for certain tests: a folder is everything that is in it, a file or a word is not."""
+    """Return whether the user selected tests: a file or a keyword counts, a folder does not."""
     places = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
     return bool(config.getoption("keyword")) or not all(place.is_dir() for place in places)
 

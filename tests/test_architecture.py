@@ -350,7 +350,7 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
 
 BRANCHES = (*(ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert, ast.match_case),)
 MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 0, 0
-"""How many functions and modules still read as if they were compressed: these numbers go down, never up."""
+"""Limits for functions and modules that read as if compressed; lower them, never raise them."""
 
 
 def branches(node: ast.AST) -> int:
@@ -436,7 +436,7 @@ def files_of(name: str) -> set[str]:
     return found if name.partition(".")[0] == "elasticlib" else set()
 
 
-def test_what_runs_below_the_launcher_imports_only_python_and_itself() -> None:
+def test_code_below_the_launcher_imports_only_python_and_itself() -> None:
     """A project may have modules of any name, attrs or cloudpickle too: its program finds its own."""
     left = {file for file in FILES if file.startswith(CHILD_SIDE) and file not in NOT_BELOW}
     seen, others = set[str](), set[tuple[str, str]]()
@@ -453,14 +453,14 @@ def test_what_runs_below_the_launcher_imports_only_python_and_itself() -> None:
 WALKS = ("sys.modules.values()", "sys.modules.items()")
 
 
-def test_what_stands_in_sys_modules_is_asked_for_nothing() -> None:
+def test_code_that_walks_sys_modules_uses_helper_that_checks_types() -> None:
     """Programs put anything there: who walks through it goes by types, with `elasticlib.workers.child._loaded`."""
     walking = [file for file in FILES if any(walk in (HOUSE / file).read_text() for walk in WALKS)]
 
     assert [] == [file for file in walking if "workers/child/_loaded.py" not in map(module_of, imports(file))]
 
 
-def test_a_module_says_what_it_is_for() -> None:
+def test_every_module_states_its_purpose() -> None:
     assert [] == [file for file in FILES if not ast.get_docstring(tree(HOUSE / file))]
 
 
@@ -470,7 +470,7 @@ def test_torchs_own_launcher_is_not_used() -> None:
     assert [] == [(file, name) for file in FILES for name in imports(file) if f"{name}.".startswith(parts)]
 
 
-def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> None:
+def test_bytes_are_unpickled_only_if_our_own_processes_sent_them() -> None:
     found = {
         file
         for file in FILES
@@ -532,7 +532,7 @@ PATCHED_BY_TESTS = frozenset(
 )
 
 
-def test_what_tests_like_to_patch_is_held_from_the_import_on() -> None:
+def test_functions_that_tests_often_patch_are_bound_at_import() -> None:
     """A frozen clock or another ``json.dumps`` around a launch would reach the launcher, and it would wait forever."""
     of_real_jobs = [file for file in FILES if layer(file) != "testing" and file not in OWN_CLOCKS]
     used = {(file, name) for file in of_real_jobs for name in attributes(file) & PATCHED_BY_TESTS}
@@ -573,7 +573,7 @@ def test_packages_are_entered_by_their_interfaces() -> None:
     assert set(PAST_INTERFACES) == deep
 
 
-def test_an_interface_says_what_its_package_is_for() -> None:
+def test_every_package_interface_states_the_purpose_of_its_package() -> None:
     """In a few lines, before the names."""
     packages = [file for file in FILES if file.endswith("/__init__.py") and not file.startswith(FACADES)]
     texts = {file: ast.get_docstring(tree(HOUSE / file)) or "" for file in packages}

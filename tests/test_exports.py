@@ -53,7 +53,7 @@ def test_every_name_is_exported_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("module", ["elasticlib", "elasticlib.rendezvous", "elasticlib.testing", "elasticlib.workers"])
-def test_type_checkers_are_told_what_is_loaded_at_the_first_use(module: str) -> None:
+def test_type_checkers_see_what_is_loaded_at_the_first_use(module: str) -> None:
     """Each name is imported as itself, which is how a typed package says that it offers it."""
     found = importlib.import_module(module)
     told = {
@@ -78,7 +78,7 @@ def offering() -> Iterator[pathlib.Path]:
 
 
 @pytest.mark.parametrize("path", sorted(offering()), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_type_checkers_are_told_what_is_loaded_at_once(path: pathlib.Path) -> None:
+def test_type_checkers_see_what_is_loaded_at_once(path: pathlib.Path) -> None:
     """Each name is imported as itself, or with all others, and no list stands beside it that they could not read."""
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     names = [each for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names if each.name != "_lazy"]

@@ -1,4 +1,4 @@
-"""What the guides show runs as it stands: commands parse, configurations can be made, links lead somewhere."""
+"""Examples in the guides: commands parse, configurations can be made, and links have a target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def blocks(path: pathlib.Path, language: str) -> Iterator[str]:
 
 
 def commands() -> list[str]:
-    """What the guides on many nodes have a node run, one line each."""
+    """Return the arguments of each ``elasticrun`` command of the guides on many nodes."""
     found = []
     for path in (ROOT / "README.md", DOCS / "many_nodes.md"):
         for block in blocks(path, "sh"):

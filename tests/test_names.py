@@ -100,7 +100,7 @@ def test_torchs_paths_hold_the_same_objects_as_our_own_packages(path: pathlib.Pa
     assert kinds <= {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.If}
 
 
-def test_what_is_not_here_is_the_exception_and_has_a_reason() -> None:
+def test_missing_names_are_the_exception_and_have_a_reason() -> None:
     absent = {name: reason for name, (ours, reason) in table().items() if ours == ABSENT}
 
     assert len(absent) <= 3
@@ -189,7 +189,7 @@ def test_parameters_and_methods_are_torchs(module: str) -> None:
 
 
 def differences(one: Any, other: Any) -> Iterator[str]:
-    """What *one* of torch can be called with or asked for, and *other* of ours cannot."""
+    """Yield the signatures and names of torch's *one* that our *other* does not have."""
     if not callable(one) or (inspect.isclass(one) and issubclass(one, (str, int))):
         return
     with contextlib.suppress(ValueError):  # an alias of types has no signature
@@ -248,14 +248,14 @@ def callables(owner: Any, module: str) -> Iterator[tuple[str, Any]]:
 
 
 def documented(name: str, each: Any, owner: type | None) -> bool:
-    """Whether it has a docstring, its own or that of the method which it overrides."""
+    """Return whether *each* has a docstring: its own, or that of the method that it overrides."""
     bases = owner.__mro__[1:] if owner is not None else ()
     return bool(each.__doc__) or any(getattr(base.__dict__.get(name), "__doc__", None) for base in bases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(public_modules()))
-def test_what_is_public_has_a_docstring_and_types(module: str) -> None:
+def test_public_names_have_a_docstring_and_types(module: str) -> None:
     if module == "elasticlib.__main__":
         return
     made = importlib.import_module(module)

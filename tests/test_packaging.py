@@ -1,4 +1,4 @@
-"""What is promised to someone who installs: dependencies, commands, the README's two lines."""
+"""Promises to a user who installs: dependencies, commands and the README's two lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def imported_by(paths: Iterable[pathlib.Path]) -> set[str]:
     return imported - sys.stdlib_module_names - {"elasticlib"}
 
 
-def test_what_is_imported_is_what_is_required() -> None:
+def test_imported_packages_are_the_required_ones() -> None:
     tools = set((ROOT / "elasticlib" / "testing").rglob("*.py"))
     third_party = imported_by(set((ROOT / "elasticlib").rglob("*.py")) - tools)
 
@@ -66,7 +66,7 @@ def test_every_folder_of_sources_is_a_package() -> None:
     assert [] == sorted(str(folder) for folder in folders if not (folder / "__init__.py").exists())
 
 
-def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
+def test_package_is_marked_as_typed_and_includes_its_guides() -> None:
     assert {"py.typed", "docs/*.md", "docs/*.png", "docs/*.svg"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
     guides = "fork_server frameworks many_nodes migration names notebooks testing troubleshooting"
@@ -125,7 +125,7 @@ def test_ci_runs_the_readmes_test_command_and_no_other() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_the_readmes_main_job_asks_for_what_it_says() -> None:
+def test_main_job_of_the_readme_requests_what_the_readme_states() -> None:
     (command,) = readme_lines(".venv/bin/elasticrun ")
     set_up, _, run = command.partition(".venv/bin/elasticrun ")
 

@@ -48,5 +48,5 @@ def test_a_seeded_sample_of_the_long_tests_is_the_default_everywhere(whole: set[
 @pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("args", [(FILE,), (FOLDER, "-k", "test_trainers.py")])
-def test_who_names_files_or_tests_gets_all_of_them(args: tuple[str, ...], whole: set[str]) -> None:
+def test_command_that_names_files_or_tests_runs_all_of_them(args: tuple[str, ...], whole: set[str]) -> None:
     assert chosen(*args) == {test for test in whole if test.startswith(FILE)}

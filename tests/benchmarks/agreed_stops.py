@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether no two ranks returned different steps, and all that had to return one did."""
+        """Return whether no two ranks returned different steps and all required ranks returned one."""
         due = {"all ask": RANKS, "one never asks": RANKS - 1, "one is killed": 0}[self.kind]
         return len(set(self.steps)) <= 1 and len(self.steps) >= due
 

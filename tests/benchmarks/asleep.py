@@ -40,7 +40,7 @@ ctypes.PyDLL(None).usleep({microseconds})  # a call that keeps the interpreter's
 
 @frozen
 class Sleep:
-    """How a job is kept from running, when, and for how long."""
+    """Kind, phase, moment and duration of a disturbance that keeps a job from running."""
 
     how: str
     phase: str
@@ -61,7 +61,7 @@ def sleeps(count: int, seed: int) -> list[Sleep]:
 
 
 def perform(sleep: Sleep, up: float) -> tuple[str, str]:
-    """What is wrong with the job that sleeps so, empty where nothing is; and what it said."""
+    """Run a job with this *sleep*; return its fault (empty if there is none) and its stderr."""
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-m", "elasticlib.run", "--max-restarts=1", "--nproc-per-node=2"]
         variables = {"OMP_NUM_THREADS": "1"}

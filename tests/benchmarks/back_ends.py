@@ -32,9 +32,9 @@ IDLE = 20.0
 LIMIT = 120.0
 """Seconds for all of one job."""
 PROGRAMS = 4
-"""That play the nodes."""
+"""Number of programs that play the nodes."""
 MEMORY = Path("/dev/shm")
-"""Where the etcd keeps its files: a job's etcd has a disk of its own."""
+"""Folder of etcd's files, in memory: the etcd of a real job has a disk of its own."""
 
 
 @frozen

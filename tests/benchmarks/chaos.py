@@ -51,21 +51,22 @@ PARTS = {
     "pool": ("launcher", *CHAIN),
 }
 """
-What can be hit in each kind of job.
+Processes that can be hit in each kind of job.
 
-With an endpoint one node has a sidecar, too, which hosts the store and coordinates; of two nodes the first one's does.
+With an endpoint, one node has a sidecar, too, which hosts the store and coordinates. Of two nodes,
+the first node's sidecar does so.
 """
 HOWS = ("kill", "stop", "pause")
 PHASES = ("start", "training", "end")
 _PHASE_MARKS = {"training": "up", "end": "ending"}
-"""What workers write down when they come to a phase, in which they wait until the process to be hit is found."""
+"""Marks that workers write at a phase, where they wait until the process to be hit is found."""
 _PHASE_SECONDS = {"training": 1.0, "end": 0.3}
 """About how long a phase lasts from then on; the act comes within it."""
 
 
 @frozen
 class Act:
-    """What is done to which process of what job, and when."""
+    """Action on one process of a job, with its phase and moment."""
 
     kind: str
     part: str
@@ -80,19 +81,19 @@ class Act:
 
 @frozen
 class Outcome:
-    """How an act went."""
+    """Result of an act."""
 
     act: Act
     complaint: str
-    """What is wrong; empty where nothing is."""
+    """Description of the fault; empty if there is none."""
     note: str
     seconds: float
     text: str = ""
-    """What the job said."""
+    """Output of the job."""
 
     @property
     def missed(self) -> bool:
-        """Whether the process was not there any more, or not yet."""
+        """Return whether the process did not exist any more, or not yet."""
         return self.note == "missed"
 
 
@@ -163,7 +164,7 @@ def _workers(folder: Path) -> dict[int, int]:
 
 
 def _detached(folder: Path) -> set[int]:
-    """What the workers of the last round have detached."""
+    """Return the pids of the processes that the workers of the last round detached."""
     names = [path.name.split(".") for path in folder.glob("detached.*")]
     last = max((int(attempt) for _, attempt, _ in names), default=0)
     return {int((folder / ".".join(name)).read_text()) for name in names if int(name[1]) == last}
@@ -225,7 +226,7 @@ def _own(folder: Path) -> dict[str, str]:
 
 
 def _await(condition: object, limit: float, launchers: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Whether *condition* holds before a launcher has ended and *limit* seconds are over."""
+    """Return whether *condition* becomes true before *limit* seconds pass or a launcher ends."""
     deadline = time.monotonic() + limit
     assert callable(condition)
     while not condition():
@@ -308,14 +309,14 @@ def perform(act: Act, up: float) -> Outcome:
 
 
 def _are_done(marks: Sequence[journal.Mark]) -> bool:
-    """Whether all workers of the last round have come to their end."""
+    """Return whether all workers of the last round have reached their end."""
     last = max((each.attempt for each in marks), default=0)
     up, done = ({each.rank for each in marks if (each.what, each.attempt) == (what, last)} for what in ("up", "done"))
     return bool(done) and up == done
 
 
 def _restarts(act: Act, marks: Sequence[journal.Mark]) -> int:
-    """How often the workers were started again, by the job's count; where no node can join, also uncounted ones."""
+    """Return the job's count of restarts; if no node can join, include uncounted restarts."""
     starts = Counter(each.rank for each in marks if each.what == "up") if act.kind == "endpoint" else Counter()
     return max([0, *(each.attempt for each in marks), *(times - 1 for times in starts.values())])
 
@@ -334,7 +335,7 @@ _NAMES = {
 def _judge(
     act: Act, codes: Sequence[int | None], restarts: int, rank: int, text: str, left: Sequence[str], given_up: bool
 ) -> str:
-    """What is wrong; empty where nothing is."""
+    """Return a description of the fault; empty if there is none."""
     if None in codes and _waits_for_host(act, codes, text):
         return ""
     if None in codes:
@@ -371,7 +372,7 @@ def causes_told(text: str) -> str:
 
 
 def _waits_for_host(act: Act, codes: Sequence[int | None], text: str) -> bool:
-    """Whether the other node waits for the one that is to host the store, which is gone, and says so."""
+    """Return whether the other node reports that it waits for the store's host, which has ended."""
     return act.kind == "two nodes" and act.phase == "start" and codes[0] is not None and "has waited" in text
 
 

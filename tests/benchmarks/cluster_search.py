@@ -23,7 +23,7 @@ NODES = 5
 def search(
     examples: int, number: int, coordinators: tuple[str, ...], stranger: bool = False
 ) -> tuple[int, AssertionError | None]:
-    """How many clusters were run, and the smallest history that breaks a rule, if one does."""
+    """Return the number of runs, and the error of the smallest history that breaks a rule, if any."""
     runs = 0
 
     @seed(number)

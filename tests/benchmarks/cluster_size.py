@@ -1,12 +1,13 @@
 """
-What a job costs its store, by its number of nodes: ``python -m tests.benchmarks.cluster_size``.
+Cost of a job for its store, by number of nodes: ``python -m tests.benchmarks.cluster_size``.
 
-Operations and bytes a node, in a simulated cluster with the real protocol: for the first round, for each idle minute,
-for the next round after a failure, for the one after the loss of a node, and for an end for which all workers of a
-thousand nodes have failed, each with a message and a traceback of 20,000 characters. Besides, the longest message,
-value and document against what stores take: etcd 1.5 MiB a request, TCPStore 8 MiB a value. An operation is one key or
-entry that a call touches, of nodes and coordinator together; bytes are those of keys and values, signatures aside.
-Constant in the number of nodes is the promise.
+The figures are operations and bytes per node, in a simulated cluster with the real protocol. They
+cover the first round, each idle minute, the next round after a failure, the round after the loss of
+a node, and an end. For the end, all workers of a thousand nodes fail, each with a message and a
+traceback of 20,000 characters. The longest message, value and document are compared with the limits
+of stores: etcd takes 1.5 MiB per request, TCPStore 8 MiB per value. An operation is one key or
+entry that a call of a node or of the coordinator touches. Bytes are those of keys and values,
+without signatures. The promise is that the cost is constant in the number of nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a command line user waits for before anything is launched: the help text and the import."""
+"""Waiting time of a command line user before a launch: the help text and the import."""
 
 from __future__ import annotations
 

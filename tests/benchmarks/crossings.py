@@ -1,11 +1,12 @@
 """
-How often what a caller gives, and gets, is handed from one module of the package to another.
+Count of calls that pass arguments and results from one module of the package to another.
 
-``python -m tests.benchmarks.crossings`` launches a function in one worker, on its argument a text that occurs nowhere
-else; it returns another one. `sys.setprofile` in every process and thread of the job sees each call. One counts when
-the function lies in another module of the package than its caller, and the text is in what it is given besides
-``self``: as it is, pickled, or in something that holds it. What one function calls again and again, such as a poll,
-counts once; what is waited for by its descriptor is not handed over, whatever it holds.
+``python -m tests.benchmarks.crossings`` launches a function in one worker. Its argument is a text
+that occurs nowhere else; it returns another such text. `sys.setprofile` in every process and thread
+of the job sees each call. A call counts if the function is in another module of the package than
+its caller, and the text is in its arguments. ``self`` is not searched. The text may be plain,
+pickled, or inside another object. Repeated calls of one function, such as a poll, count once. A
+wait for an object's descriptor does not count, even if the object holds the text.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Crossing:
 
 
 def take(text: str) -> str:
-    """What the worker runs."""
+    """Check the argument and return the result: the function that the worker runs."""
     if text != DOWN:
         raise ValueError(f"it got {text!r}")
     return BACK
 
 
 def holds(value: Any, text: str, deep: int = _DEEP) -> bool:
-    """Whether the text is in there."""
+    """Return whether *value* contains the text."""
     if isinstance(value, str):
         return text in value
     if isinstance(value, (bytes, bytearray)):

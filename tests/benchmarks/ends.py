@@ -25,7 +25,7 @@ _CRASHES = ("terminate called", "Fatal Python error", "Exception ignored", "whil
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Have *count* processes compute meanwhile."""
+    """Run *count* processes that compute meanwhile."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -1,8 +1,8 @@
 """
-What is compared, what must be reached, and how the turns are put together.
+Figures of the comparison, their goals, and the way to combine turns.
 
-Rules of this file: pure; a figure's value is less the better. The ratio is the median of the turns' own ratios, for
-the two runs of a turn saw the same machine.
+Rules of this file: pure; a smaller value of a figure is better. The ratio is the median of the
+turns' own ratios, because the two runs of a turn saw the same machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.benchmarks.launchers import Launcher
 
 
 class Of(enum.Enum):
-    """What a goal bounds."""
+    """Quantity that a goal limits."""
 
     VALUE = "value"
     RATIO = "ratio"
@@ -34,7 +34,7 @@ class Goal:
     """The bound itself is too much."""
 
     def reached(self, value: float | None, ratio: float | None) -> bool | None:
-        """Whether the goal is reached; None when what it bounds was not measured."""
+        """Return whether the goal is reached; None if its quantity was not measured."""
         bounded = value if self.of is Of.VALUE else ratio
         if bounded is None:
             return None
@@ -81,7 +81,7 @@ class Benchmark:
     figures: tuple[Figure, ...]
 
     def measures(self, promises: frozenset[int]) -> bool:
-        """Whether one of its figures belongs to *promises*."""
+        """Return whether one of its figures belongs to *promises*."""
         return any(figure.promise in promises for figure in self.figures)
 
 
@@ -115,7 +115,7 @@ class Line:
 
     @property
     def reached(self) -> bool | None:
-        """Whether every goal is reached; None when one of them was not measured, or there is none."""
+        """Return False if a goal was missed, None without goals or if one was not measured, else True."""
         verdicts = [goal.reached(self.our_value, self.ratio) for goal in self.figure.goals]
         if False in verdicts:
             return False

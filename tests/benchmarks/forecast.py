@@ -1,5 +1,5 @@
 """
-What a schedule of faults must lead to: the simulated cluster, which runs the real coordinator, is asked.
+Forecast for a schedule of faults, from the simulated cluster, which runs the real coordinator.
 
 Rules of this file: no process, no clock; the same schedule and seed give the same forecast.
 """
@@ -24,7 +24,7 @@ _FOREVER = 1e4
 
 @frozen
 class Draft:
-    """What is decided before a schedule begins."""
+    """Parameters that are fixed before a schedule begins."""
 
     backend: str
     nodes: int
@@ -32,7 +32,7 @@ class Draft:
     max_restarts: int
     steps: int
     stranger: bool = False
-    """Whether somebody without the job's token is at work in its store."""
+    """True if a stranger without the job's token uses its store."""
 
     @property
     def rules(self) -> Rules:
@@ -55,7 +55,7 @@ def draft(backend: str, draw: random.Random) -> Draft:
 
 @frozen
 class Forecast:
-    """How a plan ends, if nothing else happens."""
+    """End of a plan if nothing else happens."""
 
     world: int
     """Workers of the round that runs in the end; 0 when the job is over."""
@@ -70,9 +70,9 @@ class Forecast:
 
 def foretell(plan: Draft, faults: tuple[Fault, ...], seed: int) -> Forecast:
     """
-    What the coordinator makes of *faults*: the simulated cluster, long after the last of them.
+    Return the forecast for *faults*: the simulated cluster, long after the last of them.
 
-    Raises `InvariantBroken` when the simulation itself finds a fault.
+    Raises `InvariantBroken` if the simulation itself finds a fault.
     """
     cluster = SimulatedCluster(
         plan.rules,

@@ -51,7 +51,7 @@ class Nodes:
     """Characters of the root cause that each node was told, at least, when last it was told one."""
 
     def tell(self, command: str, numbers: bool = True) -> float:
-        """Have *command* done; seconds from the first that began to the last that was done. Raises `BenchmarkError`."""
+        """Run *command* in all processes; return seconds from first start to end. Raises `BenchmarkError`."""
         for process in self._processes:
             _stream(process.stdin).write(f"{command}\n")
             _stream(process.stdin).flush()

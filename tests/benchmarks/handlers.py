@@ -65,7 +65,7 @@ def _run(launcher: Launcher, programs: int) -> Formed:
 
 
 def _figures(program: subprocess.Popen[str]) -> list[float]:
-    """What the *program* prints, which waits then for the end of its stdin. Raises `BenchmarkError`."""
+    """Return the figures of *program*, which then waits for stdin to end. Raises `BenchmarkError`."""
     assert program.stdout is not None
     if not select.select([program.stdout], [], [], LIMIT)[0]:
         raise BenchmarkError(f"{COUNT} handlers did not form {LATER + 1} rounds in {LIMIT:g} s")

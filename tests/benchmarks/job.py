@@ -44,7 +44,7 @@ class Job:
     """Monotonic seconds before the launcher's process was made."""
 
     def marks(self) -> list[journal.Mark]:
-        """What the workers have written down so far."""
+        """Return the marks that the workers have written so far."""
         return journal.read(self.folder)
 
     def when(self, what: str, ranks: int, attempt: int = 0, limit: float = LIMIT) -> dict[int, float]:

@@ -1,7 +1,8 @@
 """
-What happened in a job's workers, and when: a file to which every worker appends lines.
+Events in a job's workers, with their times: a file to which every worker appends lines.
 
-Rules of this file: the standard library only, and little of it, for workers import this before anything is timed.
+Rules of this file: only the standard library, and little of it, because workers import this module
+before any measurement.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def folder() -> Path:
 
 
 def attempt() -> int:
-    """How often this worker's job was restarted."""
+    """Return the number of restarts of this worker's job."""
     return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 

@@ -48,7 +48,7 @@ class Ended:
     """The name of what it raised."""
     message: str = ""
     texts: list[tuple[float, str]] = field(factory=list)
-    """What it wrote, each piece with the moment at which it came."""
+    """Pieces of the cell's output, each with the moment of its arrival."""
 
     @property
     def text(self) -> str:
@@ -88,7 +88,7 @@ class Kernel:
         return int(self._manager.provisioner.pid)  # type: ignore[union-attr]
 
     def begin(self, code: str) -> str:
-        """Have a cell run; its number."""
+        """Start a cell; return its number."""
         return str(self._client.execute(code))
 
     def until_begun(self, number: str) -> None:
@@ -135,7 +135,7 @@ class Kernel:
         return {pid: command for pid, command in commands.items() if command}
 
     def left(self) -> list[str]:
-        """What runs of all that it has started, but for what stays for the next launch."""
+        """Return the started processes that still run, except those kept for the next launch."""
         found, warm = [], []
         for pid, command in self.started().items():
             (warm if stays(command) else found).append(f"{pid} {command[:200]}")
@@ -152,7 +152,7 @@ class Kernel:
 
 
 def stays(command: str) -> bool:
-    """Whether that is a process which is kept for the next launch."""
+    """Return whether *command* belongs to a process that is kept for the next launch."""
     return "elasticlib" in command and ("_fork_server" in command or "_reaper" in command)
 
 

@@ -30,7 +30,7 @@ from tests.benchmarks.jobs.cells import nothing
 
 @frozen
 class Held:
-    """What the processes of one kind hold."""
+    """Resources of the processes of one kind."""
 
     processes: int
     rss: float
@@ -99,7 +99,7 @@ def _is_flat(first: Held, last: Held | None) -> bool:
 
 
 def flat() -> bool:
-    """Whether a kernel holds as much after many launches, and calls of a pool, as after the first of them."""
+    """Return whether a kernel holds as much after many launches and pool calls as after the first."""
     with kernel(2) as made:
         made.run(IMPORTS).ok()
         launches = _looks(made, "launches of 2 workers", "elastic_launch(config, nothing)()", LAUNCHES)

@@ -38,7 +38,7 @@ WAYS = {
         "debug_launcher(writes, (-1, {count}, {pause}), num_processes={workers})",
     ),
 }
-"""How many ranks are seen, what is imported for it, and the call."""
+"""Number of ranks shown, imports, and call of each way."""
 
 
 @frozen
@@ -55,7 +55,7 @@ class Behind:
 
 
 def behind(ended: Ended, expected: int) -> Behind:
-    """What the lines of a cell say, of which there should be *expected*."""
+    """Return the delays of a cell's lines, *expected* in number."""
     delays = []
     begun = ""
     for at, text in ended.texts:

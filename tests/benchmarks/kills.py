@@ -62,7 +62,7 @@ class Round:
 
     @property
     def complaint(self) -> str:
-        """What is wrong, empty when nothing is."""
+        """Return a description of the fault; empty if there is none."""
         if self.survivors:
             return f"{len(self.survivors)} left after {LIMIT:g} s: " + "; ".join(self.survivors)
         if self.target != LAUNCHER and not self.exitcode:
@@ -98,7 +98,7 @@ class Kills:
 
 
 def targets(launcher: Launcher) -> tuple[str, ...]:
-    """What can be killed in a job of *launcher*."""
+    """Return the processes that can be killed in a job of *launcher*."""
     return (LAUNCHER, *launcher.inner)
 
 
@@ -217,7 +217,7 @@ def campaign(
 
 @frozen
 class Left:
-    """What a few rounds left behind."""
+    """Results of a few rounds of kills."""
 
     failed: int
     count: int

@@ -27,7 +27,7 @@ srun torchrun --nnodes=4 --nproc-per-node=1 --rdzv-id="$SLURM_JOB_ID" --rdzv-bac
 
 @frozen
 class Launcher:
-    """How to start workers with one library."""
+    """Commands and settings that start workers with one library."""
 
     name: str
     command: tuple[str, ...]
@@ -35,9 +35,9 @@ class Launcher:
     interface: str
     """The module that holds `LaunchConfig` and `elastic_launch`."""
     package: str
-    """What stands for ``torch.distributed.elastic``."""
+    """Package that corresponds to ``torch.distributed.elastic``."""
     start_method: str
-    """What `LaunchConfig` takes when it is not told."""
+    """Default start method of `LaunchConfig`."""
     settings: Mapping[str, object] = field(factory=dict)
     """Fields that `LaunchConfig` needs for one node where the defaults do not do."""
     inner: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ class Launcher:
     nodes: str = ""
     """The module that plays many nodes of a c10d job in one process."""
     most_nodes: int | None = None
-    """How many of them form a round within the patience of whoever measures; None: as many as are asked for."""
+    """Largest number of nodes that form a round in acceptable time; None without a limit."""
     node_variables: Mapping[str, str] = field(factory=dict)
-    """What the process that keeps a node's rendezvous has in its environment."""
+    """Environment variables of the process that runs a node's rendezvous."""
     rows: tuple[str, ...] = ()
     """Options under which it draws a row for each worker; empty where it cannot."""
     batch_script: str = ""

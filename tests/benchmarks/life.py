@@ -14,7 +14,7 @@ WORKERS = 8
 
 @frozen
 class Life:
-    """What one job took."""
+    """Times, memory and processes of one job."""
 
     start: float
     """Seconds from before the launcher's process to the last worker past its imports."""

@@ -15,7 +15,7 @@ _WHOLE = re.compile(rb"\[default(\d+)\]:(\d+) (\d{6}) x{40} end\n")
 
 
 class Count(NamedTuple):
-    """How a console differs from what was written."""
+    """Differences between a console and the written lines."""
 
     torn: int
     """Lines that are no worker's whole line with its prefix."""

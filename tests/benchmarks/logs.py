@@ -23,7 +23,7 @@ TEE = ("--tee", "3")
 
 @frozen
 class Flood:
-    """What became of many lines written as fast as the workers can."""
+    """Result of many lines written as fast as the workers can."""
 
     count: Count
     seconds: float
@@ -34,7 +34,7 @@ class Flood:
 
 @frozen
 class Behind:
-    """How much later than the worker's write a line can be read from the launcher's stdout, in milliseconds."""
+    """Milliseconds from the worker's write of a line until the launcher's stdout has the line."""
 
     median: float
     late: float

@@ -46,11 +46,11 @@ _COPIED = ("elasticlib", "tests/__init__.py", "tests/sim", "tests/benchmarks")
 
 @frozen
 class Found:
-    """What came of one fault."""
+    """Result of one planted fault."""
 
     planted: Planted
     by: str
-    """What found it; empty when nothing did."""
+    """History or error that revealed the fault; empty if none did."""
     seconds: float
 
 
@@ -153,7 +153,7 @@ def campaign(chosen: Sequence[Planted], side_by_side: int = 1, *, sound: bool = 
 
 
 def table(found: list[Found]) -> str:
-    """How many were found in each file, and what was not."""
+    """Return the number of faults found in each file, and the faults that were not found."""
     lines = []
     for file in dict.fromkeys(each.planted.file for each in found):
         here = [each for each in found if each.planted.file == file]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 DROPPED = "_dropped"
-"""What is assigned to in place of a target that is dropped."""
+"""Name that replaces the dropped target of an assignment."""
 _UPDATES = ("evolve",)
 """Functions whose keywords are updates of a state."""
 _JUDGES = ("any", "all")
@@ -91,7 +91,7 @@ class _Finder:
         self._where: list[str] = []
         self._bound: set[str] = set()
         self._judges = False
-        """Whether the function says yes or no."""
+        """True if the function returns a bool."""
         self._whole: set[ast.expr] = set()
         """Updates of one thing: without it nothing of them is left, and that is a fault already."""
 
@@ -249,7 +249,7 @@ class _Finder:
 
 
 def _updates(node: ast.expr, what: str) -> bool:
-    """Whether it is *what* with one thing in it changed, and nothing more."""
+    """Return whether *node* is *what* with exactly one field changed."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) not in _UPDATES or len(node.keywords) != 1:
         return False
     return ast.unparse(node.args[0]) == what

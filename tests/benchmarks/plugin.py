@@ -155,7 +155,7 @@ class Session:
             )
 
     def notes(self) -> dict[str, Any]:
-        """What was noted, once it has ended."""
+        """Wait for the end of the run; return its notes."""
         self.process.wait(LIMIT)
         try:
             return dict(json.loads((self.path / "notes.json").read_text()))

@@ -48,11 +48,11 @@ class Way:
     options: tuple[str, ...] = ()
     """Of sbatch."""
     is_long: bool = False
-    """Whether it takes minutes."""
+    """True if it takes minutes."""
     is_passed_on: bool = False
-    """Whether the signal is for the script, which passes SIGTERM on to its tasks."""
+    """True if the signal is for the script, which sends SIGTERM to its tasks."""
     can_save: bool = True
-    """Whether Slurm leaves the tasks any time."""
+    """True if Slurm leaves the tasks any time."""
 
 
 def _send(times: int, signal: str = "TERM", *to: str) -> Callable[[Job, random.Random], None]:
@@ -99,7 +99,7 @@ WAYS = {
 
 @frozen
 class Outcome:
-    """What came of one job."""
+    """Result of one job."""
 
     saved: int
     """Ranks that saved."""

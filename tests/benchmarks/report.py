@@ -31,7 +31,7 @@ class Run:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on."""
+    """Return the facts about the machine and the versions on which the figures depend."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -111,5 +111,5 @@ def document(run: Run) -> dict[str, object]:
 
 
 def all_reached(lines: Sequence[Line]) -> bool:
-    """Whether no goal was missed."""
+    """Return whether no goal was missed."""
     return all(line.reached is not False for line in lines)

@@ -14,7 +14,7 @@ WORKERS = 8
 
 @frozen
 class Restart:
-    """What one restart took."""
+    """Duration of one restart."""
 
     seconds: float
     """From the moment before the victim's SIGKILL to the last new worker past its imports."""

@@ -78,7 +78,7 @@ class Schedule:
     clocks: Path
     """A folder with what each agent's clock has missed."""
     shim: dict[str, str]
-    """What makes a clock stand still."""
+    """Variable that makes a program load the shim that stops its clock."""
     faults: list[Fault] = field(factory=list)
     agents: dict[int, list[Agent]] = field(factory=dict)
     _began: float = 0.0
@@ -86,7 +86,7 @@ class Schedule:
     """Processes that slept once, beside which others may well have begun."""
 
     def run(self) -> list[str]:
-        """What is wrong with how it went; nothing, when all went as foretold. Raises `HungError`."""
+        """Run the schedule; return the deviations from the forecast, if any. Raises `HungError`."""
         for number in range(self.draft.nodes):
             self._start(number)
         self.job.at_work(self.draft.nodes, _LIMIT)

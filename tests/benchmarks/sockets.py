@@ -36,12 +36,12 @@ class Sockets:
 
     @property
     def exposed(self) -> int:
-        """How many of them listen beyond loopback."""
+        """Return the number of sockets that listen beyond loopback."""
         return sum(not each.loopback for each in self.listeners)
 
     @property
     def private(self) -> int:
-        """How many of them listen on loopback only."""
+        """Return the number of sockets that listen on loopback only."""
         return sum(each.loopback for each in self.listeners)
 
 

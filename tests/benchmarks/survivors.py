@@ -1,4 +1,4 @@
-"""What the simulation does not find, and why; and faults that no rule makes, written by hand."""
+"""Faults that the simulation misses, with reasons, and faults by hand that no rule makes."""
 
 from __future__ import annotations
 

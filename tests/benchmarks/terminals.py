@@ -26,7 +26,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @frozen
 class Spent:
-    """What one job took."""
+    """Wall time and CPU time of one job."""
 
     wall: float
     """Seconds of the whole command."""

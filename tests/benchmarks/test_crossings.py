@@ -1,4 +1,4 @@
-"""What a caller gives and gets passes few hands on its way: a reader can follow it (docs/architecture.md)."""
+"""Way of arguments and results: few functions, so that readers can follow (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_text_is_seen_in_what_holds_it() -> None:
     assert not holds([{"a": (b"x" + DOWN.encode(),)}], BACK)
 
 
-def test_arguments_and_results_pass_no_more_hands_than_the_page_says() -> None:
+def test_arguments_and_results_pass_no_more_functions_than_page_states() -> None:
     down, back = map(int, re.findall(r"(\d+) functions of another module", PAGE.read_text(encoding="utf-8")))
 
     crossings = count()

@@ -1,4 +1,4 @@
-"""How turns become figures, and what is counted in them."""
+"""Calculation of figures from turns, and the counts in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_ratio_is_the_median_of_the_ratios_of_the_turns() -> None:
     assert line.reached
 
 
-def test_a_missed_goal_is_said_even_when_another_was_not_measured() -> None:
+def test_missed_goal_is_reported_even_if_another_was_not_measured() -> None:
     figure = Figure(2, "restart", "s", "seconds", (Goal(0.5, Of.RATIO), Goal(0.1)))
 
     line = compare(figure, [_Result(1.0)], [_Result(None)])
@@ -45,7 +45,7 @@ def test_a_goal_without_a_value_is_neither_reached_nor_missed() -> None:
     assert line.reached is None
 
 
-def test_what_is_counted_is_summed_over_the_turns_and_has_no_ratio() -> None:
+def test_count_is_summed_over_the_turns_and_has_no_ratio() -> None:
     figure = Figure(7, "rounds with survivors", "", "seconds", (Goal(0),), fold=sum)
 
     line = compare(figure, [_Result(0), _Result(1)], [_Result(2), _Result(2)])
@@ -78,7 +78,7 @@ def test_a_line_under_another_workers_prefix_is_torn() -> None:
     assert Count(torn=1, lost=1, repeated=0) == count(console, 2, 2)
 
 
-def test_a_line_that_comes_twice_is_repeated() -> None:
+def test_line_printed_twice_counts_as_repeated() -> None:
     console = _console(2, 2)
 
     assert Count(torn=0, lost=0, repeated=1) == count([*console, console[0]], 2, 2)

@@ -1,4 +1,4 @@
-"""What schedules must lead to, for a few whose end is plain."""
+"""Forecasts of a few schedules whose end is obvious."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_each_survivor_is_planted_and_has_a_reason_of_one_line() -> None:
     assert all(reason and "\n" not in reason for reason in SURVIVORS.values())
 
 
-def test_what_is_written_by_hand_replaces_one_place() -> None:
+def test_fault_written_by_hand_replaces_exactly_one_place() -> None:
     texts = sources()
 
     assert {1} == {texts[file].count(old) for file, old, _ in BY_HAND.values()}

@@ -1,4 +1,4 @@
-"""How the benchmarks find, and end, the processes of a job."""
+"""Search for the processes of a job, and their end, in the benchmarks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_launcher_that_ends_early_makes_no_figure() -> None:
         job.when("up", 1)
 
 
-def test_the_parts_between_launcher_and_workers_are_told_apart(tmp_path: Path) -> None:
+def test_processes_between_launcher_and_workers_are_found_by_part_name(tmp_path: Path) -> None:
     (tmp_path / "_reaper.py").write_text(_REAPER)
     (tmp_path / "_fork_server.py").write_text(_FORK_SERVER)
     parts = [str(tmp_path / "_reaper.py"), str(tmp_path / "_fork_server.py")]

@@ -28,9 +28,9 @@ BACKENDS = ("c10d", "etcd")
 WORKERS = 8
 LENGTH = 20_000
 MEMORY = Path("/dev/shm")
-"""Where the etcd keeps its files: a job's etcd has a disk of its own."""
+"""Folder of etcd's files, in memory: the etcd of a real job has a disk of its own."""
 PROGRAMS = 4
-"""That play the nodes."""
+"""Number of programs that play the nodes."""
 LIMIT = 300.0
 """Seconds for all of one job."""
 HEARTBEAT = 60.0
@@ -39,7 +39,7 @@ HEARTBEAT = 60.0
 
 @frozen
 class Verdict:
-    """What one job showed."""
+    """Result of one job."""
 
     seconds: float
     """From the first report of a failure to the last node that was told how the job ended."""

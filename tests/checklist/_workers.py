@@ -1,7 +1,8 @@
 """
-What the scripts of workers have in common, and how a row waits for them and reads what is told of their failures.
+Shared code of worker scripts, and functions that wait for workers and read reports of failures.
 
-Rules of this file: a worker tells of itself by files in the row's folder, which appear whole; nobody waits for a time.
+Rules of this file: a worker reports by files in the row's folder, which appear whole; nobody waits
+for a time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def came(peer: Peer, *names: str, limit: float = LIMIT, of: subprocess.Popen[str
 
 
 def listens(port: int) -> bool:
-    """Whether somebody waits for connections at *port*; asked without making one."""
+    """Return whether a process listens at *port*, without a connection to it."""
     text = "".join(pathlib.Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     return re.search(rf":{port:04X} [0-9A-F:]+ 0A ", text) is not None
 
@@ -123,7 +124,7 @@ class Told:
 
 @frozen
 class Summary:
-    """What a launcher tells of a failed job."""
+    """Summary that a launcher prints of a failed job."""
 
     title: str
     others: list[Told]

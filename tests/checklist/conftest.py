@@ -1,9 +1,10 @@
 """
-What the rows share: the launcher under test, a time limit, and a report for the table.
+Shared setup of the rows: the launcher under test, a time limit, and a report for the table.
 
-``ELASTICLIB_PEER`` chooses elasticlib (the default), torchrun or nothing. Torchrun is that of the interpreter that runs
-the rows; with one older than a row's ``since=(2, 15)`` the row is skipped. Only elasticlib's rows must pass; what the
-other two do with them is the table's business (``python -m tests.checklist``).
+``ELASTICLIB_PEER`` selects elasticlib (the default), torchrun or nothing. Torchrun is that of the
+interpreter that runs the rows. A row with ``since=(2, 15)`` is skipped if torchrun is older. Only
+elasticlib's rows must pass. The table shows the results of the other two
+(``python -m tests.checklist``).
 """
 
 from __future__ import annotations

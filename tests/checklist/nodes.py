@@ -99,7 +99,7 @@ class Node:
         return self.answer(limit)
 
     def has_answered(self) -> bool:
-        """Whether an answer is there to be taken."""
+        """Return whether an answer is available."""
         return not self._answers.empty()
 
 
@@ -139,7 +139,7 @@ class Cluster:
 
 
 def meet(*nodes: Node) -> list[Any]:
-    """Have *nodes* ask for the next round, together; their answers."""
+    """Request the next round for all *nodes* together; return their answers."""
     for node in nodes:
         node.tell("next")
     return [node.answer() for node in nodes]
@@ -147,8 +147,10 @@ def meet(*nodes: Node) -> list[Any]:
 
 def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * TIMEOUT) -> list[Any]:
     """
-    What *others* and *newcomer*, which has asked, answer last: the others ask again as agents do, whenever they hear
-    that somebody waits, until the newcomer has its answer.
+    Return the last answers of *others* and of *newcomer*, which has already sent its request.
+
+    As agents do, the others request a round again when they see a waiting node. They repeat this
+    until the newcomer has its answer.
     """
     begun = time.monotonic()
     answers: list[Any] = []

@@ -1,8 +1,9 @@
 """
-Who is under test: elasticlib, torchrun, or a launcher that does nothing, behind one set of methods.
+Launchers under test, behind one set of methods: elasticlib, torchrun, and one that does nothing.
 
-Rules of this file: all that a row needs to know of a launcher is here, so that a row never asks for its name; what a
-row starts carries a mark in its environment, by which it is found, and ended with the row.
+Rules of this file: all facts that a row needs about a launcher are here, so that a row never asks
+for its name. Each process that a row starts carries a mark in its environment. The mark identifies
+the process, which is ended with the row.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _OF_DISTRIBUTED = ("launcher", "run", "launch", "argparse_util")
 
 @frozen
 class Finished:
-    """How a command ended."""
+    """Result of a command."""
 
     returncode: int
     out: str
@@ -92,7 +93,7 @@ class Finished:
 
 @frozen
 class Seen:
-    """What one worker saw: `REPORT` wrote it."""
+    """Facts about one worker, written by `REPORT`."""
 
     rank: int
     restart: int
@@ -171,7 +172,7 @@ class Peer:
         return self.reports()
 
     def reports(self) -> list[Seen]:
-        """What workers that ran `REPORT` saw, by restart and rank."""
+        """Return the reports of workers that ran `REPORT`, by restart and rank."""
         found = []
         for path in self.folder.glob("report*.json"):
             rank, restart = path.name.removeprefix("report").removesuffix(".json").split(".")
@@ -231,7 +232,7 @@ class Peer:
         return found
 
     def wait_until(self, condition: Callable[[], object], limit: float = 30.0) -> bool:
-        """Whether *condition* came true within *limit* seconds."""
+        """Return whether *condition* becomes true within *limit* seconds."""
         deadline = time.monotonic() + limit
         while not condition():
             if time.monotonic() > deadline:

@@ -124,7 +124,7 @@ print(json.dumps([first, fake.seen, fake.get_worker_group().state.name, result.s
 
 
 def scripted(peer: Peer, restarts: int, *states: str) -> list[Any]:
-    """What a fake agent whose looks find these *states* went through."""
+    """Run a fake agent whose monitor returns these *states*; return its history."""
     done = peer.python(AGENT + SCRIPTED, str(restarts), ",".join(states))
     assert done.returncode == 0, done.err
     found: list[Any] = json.loads(done.out)

@@ -129,7 +129,7 @@ def test_a_read_timeout_that_is_not_above_0_is_refused(handlers: Handlers, secon
 
 @pytest.mark.row(151)
 @pytest.mark.parametrize("seconds", [0, -1])
-def test_a_read_timeout_says_nothing_of_a_file(handlers: Handlers, tmp_path: pathlib.Path, seconds: int) -> None:
+def test_read_timeout_has_no_effect_on_a_file_store(handlers: Handlers, tmp_path: pathlib.Path, seconds: int) -> None:
     info = handlers.enter(str(tmp_path / "store"), store_type="file", read_timeout=seconds)
 
     assert [(0, 1)] == places([info])
@@ -148,7 +148,7 @@ def test_a_read_timeout_says_nothing_of_a_file(handlers: Handlers, tmp_path: pat
     ],
     ids=str,
 )
-def test_a_rounds_store_waits_for_a_key_as_long_as_its_back_end_says(
+def test_store_of_a_round_waits_for_a_key_as_long_as_its_backend_sets(
     handlers: Handlers, tmp_path: pathlib.Path, options: dict[str, Any], seconds: int
 ) -> None:
     endpoint = str(tmp_path / "store") if "store_type" in options else f"localhost:{free_port()}"
@@ -166,7 +166,7 @@ def test_this_machine_is_known_by_any_spelling_of_localhost(handlers: Handlers, 
 
 
 @pytest.mark.row(152, improvement=True)
-def test_a_store_that_comes_later_than_a_read_timeout_is_waited_for(handlers: Handlers) -> None:
+def test_client_waits_for_a_store_that_starts_after_the_read_timeout(handlers: Handlers) -> None:
     endpoint = f"{LOOPBACK}:{free_port()}"
     client = handlers.start(endpoint, 2, is_host="0", read_timeout=2, join_timeout=LIMIT)
     wait([client], timeout=5)  # twice the read timeout, unless it gives up before
@@ -202,7 +202,7 @@ def test_static_nodes_have_the_ranks_they_were_given_and_rank_0_hosts(handlers: 
 
 
 @pytest.mark.row(155, improvement=True)
-def test_static_peers_are_told_of_a_restart(peer: Peer) -> None:
+def test_static_peers_restart_their_workers_when_one_node_restarts(peer: Peer) -> None:
     """Node 1's worker fails once, when node 0's runs, and that one is started again too."""
     script = peer.script(
         "import os, sys, time\n"

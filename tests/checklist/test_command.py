@@ -50,7 +50,7 @@ def test_no_python_runs_the_program_itself(peer: Peer) -> None:
 
 
 @pytest.mark.row(40)
-def test_run_path_runs_the_file_as_main_whatever_no_python_says(peer: Peer) -> None:
+def test_run_path_runs_the_file_as_main_even_with_no_python(peer: Peer) -> None:
     script = peer.script("import sys; print(__name__, sys.argv, flush=True)", "data")
 
     done = peer.run("--run-path", "--no-python", script, "a")
@@ -112,7 +112,7 @@ TELL = "note(f'rank{RANK}.of{WORLD}', sys.argv[1:])\n"
 
 
 def told(peer: Peer, world: int) -> list[str]:
-    """What the workers of that world found as their arguments."""
+    """Return the arguments that the workers of that world received."""
     return [(peer.folder / name).read_text() for name in names(peer, f"rank*.of{world}")]
 
 

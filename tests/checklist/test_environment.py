@@ -118,7 +118,7 @@ def test_the_run_id_is_the_rendezvous_id(peer: Peer) -> None:
 
 
 @pytest.mark.row(56)
-def test_workers_are_told_truly_whether_the_agent_hosts_the_store(peer: Peer) -> None:
+def test_workers_see_in_environment_whether_agent_hosts_the_store(peer: Peer) -> None:
     """The address answers before any worker has opened a store, or it does not."""
     code = """
 import os, socket
@@ -183,7 +183,7 @@ def test_gloo_forms_a_group_over_two_agents(peer: Peer) -> None:
 
 
 @pytest.mark.row(64)
-def test_workers_host_their_own_store_where_the_agent_is_told_not_to(peer: Peer) -> None:
+def test_workers_host_their_own_store_when_agents_store_is_not_shared(peer: Peer) -> None:
     code = "import os; assert os.environ['TORCHELASTIC_USE_AGENT_STORE'] == 'False'\n" + GLOO
 
     done = peer.run("--nproc-per-node", "2", peer.script(code), env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})

@@ -124,7 +124,7 @@ def test_an_unknown_event_handler_is_a_key_error(peer: Peer) -> None:
 
 
 @pytest.mark.row(182)
-def test_the_rendezvous_and_the_ranks_are_told_with_their_duration(peer: Peer, tmp_path: pathlib.Path) -> None:
+def test_rendezvous_and_rank_assignment_are_recorded_with_durations(peer: Peer, tmp_path: pathlib.Path) -> None:
     launched(peer, WELL)
 
     events = recorded(tmp_path)
@@ -135,7 +135,7 @@ def test_the_rendezvous_and_the_ranks_are_told_with_their_duration(peer: Peer, t
 
 
 @pytest.mark.row(183)
-def test_a_worker_that_the_agent_stopped_is_told_as_terminated(peer: Peer, tmp_path: pathlib.Path) -> None:
+def test_worker_stopped_by_the_agent_is_recorded_as_terminated(peer: Peer, tmp_path: pathlib.Path) -> None:
     ended = launched(peer, "one_fails")  # as a program, torch's stopped worker counts as failed by SIGTERM
 
     events = recorded(tmp_path)
@@ -146,7 +146,7 @@ def test_a_worker_that_the_agent_stopped_is_told_as_terminated(peer: Peer, tmp_p
 
 
 @pytest.mark.row(184)
-def test_a_measured_function_tells_how_it_went_and_how_long_it_took(peer: Peer) -> None:
+def test_measured_function_emits_its_outcome_and_its_duration(peer: Peer) -> None:
     metrics = peer.module("metrics")
     found: list[tuple[str, str, float]] = []
 

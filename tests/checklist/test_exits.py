@@ -36,7 +36,7 @@ def test_workers_exit_code_is_in_the_summary_and_the_launchers_is_1(peer: Peer) 
 
 @pytest.mark.row(89)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_worker_that_a_signal_ended_is_told_by_its_number_and_name(peer: Peer, signum: signal.Signals) -> None:
+def test_summary_names_the_signal_that_ended_a_worker(peer: Peer, signum: signal.Signals) -> None:
     done = peer.run(script(peer, f"os.kill(os.getpid(), {int(signum)})"), env=QUICK)
 
     root = summary(done.err).root
@@ -63,7 +63,7 @@ def test_peers_of_a_failed_worker_are_terminated_then_killed(peer: Peer) -> None
 
 
 @pytest.mark.row(91)
-def test_the_summary_tells_all_that_is_known_of_each_failure(peer: Peer) -> None:
+def test_summary_shows_every_known_detail_of_each_failure(peer: Peer) -> None:
     """Rank 1 fails; rank 0, told to end for that, fails too."""
     path = script(
         peer,
@@ -120,7 +120,7 @@ def test_without_record_the_summary_has_the_traceback_too(peer: Peer) -> None:
 
 
 @pytest.mark.row(93)
-def test_where_nothing_is_known_the_error_file_is_shown_as_not_available(peer: Peer) -> None:
+def test_summary_shows_error_file_as_not_available_if_nothing_is_known(peer: Peer) -> None:
     done = peer.run("--no-python", "sh", "-c", "exit 7")
 
     root = summary(done.err).root
@@ -128,7 +128,7 @@ def test_where_nothing_is_known_the_error_file_is_shown_as_not_available(peer: P
 
 
 @pytest.mark.row(94)
-def test_what_torchs_own_record_writes_is_understood(peer: Peer) -> None:
+def test_error_file_of_torchs_own_record_is_understood(peer: Peer) -> None:
     """Run as a program: its error file is all that is known."""
     code = (
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -264,7 +264,7 @@ def test_an_exit_is_not_recorded_and_keeps_its_code(peer: Peer) -> None:
 
 
 @pytest.mark.row(100)
-def test_without_a_named_file_nothing_is_written_and_the_exception_goes_on(peer: Peer) -> None:
+def test_record_writes_nothing_and_reraises_without_a_named_error_file(peer: Peer) -> None:
     done = peer.python(
         "import os\n"
         "from {elastic}.multiprocessing.errors import record\n"

@@ -24,7 +24,7 @@ numa_options signals_to_handle duplicate_stdout_filters duplicate_stderr_filters
 @pytest.mark.row(161)
 @pytest.mark.slow
 def test_the_fields_of_a_launch_their_order_and_their_defaults(peer: Peer) -> None:
-    """Where the default backend, start method and size are not torch's own, no field is left out or moved."""
+    """Check that no field is missing or moved; default backend, start method, size differ from torch's."""
     launch_config = peer.module("launcher").LaunchConfig
 
     config = launch_config(1, 2, 3)

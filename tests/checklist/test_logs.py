@@ -22,7 +22,7 @@ SPEAK = "os.write(1, b'out %d\\n' % RANK)\nos.write(2, b'err %d\\n' % RANK)\n"
 
 
 def kept(peer: Peer, base: str = "logs") -> dict[str, str]:
-    """What is in the files of one launch that hold something, by their path below the launch's folder."""
+    """Return the contents of a launch's non-empty files, by path below the launch's folder."""
     found = {}
     for path in peer.folder.glob(f"{base}/*/attempt_*/**/*"):
         if path.is_file() and path.stat().st_size:
@@ -92,7 +92,7 @@ def test_a_template_makes_the_prefix_of_teed_lines(peer: Peer) -> None:
 
 
 @pytest.mark.row(72, improvement=True)
-def test_a_line_that_is_written_in_two_parts_comes_once_with_one_prefix(peer: Peer) -> None:
+def test_line_written_in_two_parts_is_printed_once_with_one_prefix(peer: Peer) -> None:
     """The writer pauses within its lines, for longer than torchrun's tail sleeps."""
     halves = script(
         peer,
@@ -161,7 +161,7 @@ def test_matching_lines_of_teed_streams_are_in_one_file_more(peer: Peer, shown: 
 
 
 @pytest.mark.row(79)
-def test_logs_are_in_a_temporary_folder_of_their_own_unless_told(peer: Peer) -> None:
+def test_logs_go_to_a_temporary_folder_of_their_own_without_log_dir(peer: Peer) -> None:
     peer.script("", "tmp/keep")
     path = script(peer, "note(f'seen{os.getpid()}', os.readlink('/proc/self/fd/1'))")
 
@@ -216,7 +216,7 @@ def test_a_round_that_new_members_begin_keeps_the_logs_of_the_round_before(peer:
 
 
 @pytest.mark.row(83)
-def test_with_the_null_device_as_log_folder_there_are_no_files(peer: Peer) -> None:
+def test_launcher_writes_no_files_with_the_null_device_as_log_folder(peer: Peer) -> None:
     peer.script("", "tmp/keep")
     path = script(peer, "print(repr(os.environ['TORCHELASTIC_ERROR_FILE']), flush=True)\n" + SPEAK)
 

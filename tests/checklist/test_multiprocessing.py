@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
 def told(peer: Peer, code: str) -> Any:
-    """What a program prints, as JSON, in its last line; it must end well."""
+    """Run a program, which must succeed; return the JSON in its last line."""
     done = peer.python(code)
     assert done.returncode == 0, done.err
     return json.loads(done.out.splitlines()[-1])
@@ -83,7 +83,7 @@ def returned(peer: Peer, methods: str, size: int) -> list[Any]:
 
 
 @pytest.mark.row(175)
-def test_a_return_value_larger_than_a_pipe_comes_back(peer: Peer) -> None:
+def test_return_value_larger_than_a_pipe_is_returned(peer: Peer) -> None:
     size = 5_000_000
 
     assert [["fork", {"0": ["a", size], "1": ["b", size + 1]}, False]] == returned(peer, "fork", size)
@@ -139,7 +139,7 @@ def test_streams_are_chosen_by_number_or_by_rank(peer: Peer) -> None:
 
 
 @pytest.mark.row(179)
-def test_an_unknown_stream_is_refused_and_a_redirected_one_comes_back(peer: Peer) -> None:
+def test_unknown_stream_is_refused_and_redirected_one_is_restored(peer: Peer) -> None:
     done = peer.python(
         "import os, sys\n"
         "from {elastic}.multiprocessing.redirects import redirect, redirect_stdout\n"

@@ -55,7 +55,7 @@ print(json.dumps([wrapped(*call) for call in facts["calls"]]))
 def wrapped(
     peer: Peer, folder: Path, *calls: tuple[Any, ...], allowed: frozenset[int] = ALLOWED, path: str = ""
 ) -> Any:
-    """What becomes of a command for each (mode, GPU, whether to fall back) on the machine of the tests."""
+    """Return the wrapped command for each (mode, GPU, fallback) on the machine of the tests."""
     TWO_PACKAGES.write(folder / "machine")
     buses = [TWO_PACKAGES.bus(gpu) for gpu in range(len(TWO_PACKAGES.gpus))]
     facts = {"root": str(folder / "machine"), "buses": buses, "allowed": sorted(allowed), "calls": calls}

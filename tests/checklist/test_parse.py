@@ -171,7 +171,7 @@ def test_an_option_may_be_spelled_with_dashes_or_underscores(
 @pytest.mark.row(5)
 @pytest.mark.slow
 @pytest.mark.sampled
-def test_what_stands_after_the_script_is_the_scripts(peer: Peer) -> None:
+def test_arguments_after_the_script_are_passed_to_the_script(peer: Peer) -> None:
     args = ["--nnodes", "7", "--", "", "--standalone", "-m", "--tee=3"]
 
     done = peer.run("--nproc-per-node", "1", peer.script("import sys; print(sys.argv[1:])"), *args)
@@ -215,7 +215,7 @@ def test_cpu_means_the_cpus_of_the_affinity_mask(peer: Peer) -> None:
 
 @pytest.mark.row(17)
 def test_gpu_without_cuda_is_a_value_error(peer: Peer) -> None:
-    """Where there is a GPU it is the number of devices."""
+    """Expect the number of devices instead if there is a GPU."""
     import torch
 
     count = peer.module("run").determine_local_world_size
@@ -236,7 +236,7 @@ def test_auto_means_the_accelerators_else_the_cpus(peer: Peer) -> None:
 
 
 @pytest.mark.row(19)
-def test_an_unknown_word_for_the_workers_is_a_value_error_that_names_it(peer: Peer) -> None:
+def test_unknown_nproc_text_raises_value_error_that_names_the_text(peer: Peer) -> None:
     with pytest.raises(ValueError, match="foo"):
         peer.module("run").determine_local_world_size("foo")
 
@@ -263,4 +263,4 @@ def test_every_option_of_torchrun_is_one_of_elasticrun(peer: Peer) -> None:
 
 
 PROSE = {"--redirect"}
-"""What reads like an option in torchrun's explanations and is none."""
+"""Texts in torchrun's explanations that look like options but are not."""

@@ -36,7 +36,7 @@ BACKWARDS = ("127.0.0.3", "127.0.0.2", "127.0.0.1")
 
 
 def worlds(*nodes: Node) -> list[int]:
-    """Have *nodes* meet; the size of the world that each was told."""
+    """Let *nodes* meet; return the world size that each node received."""
     return [world for _, world, *_ in meet(*nodes)]
 
 
@@ -191,7 +191,7 @@ def test_survivors_of_a_lost_node_go_on_without_it(peer: Peer) -> None:
 
 
 def listens(endpoint: str) -> bool:
-    """Whether somebody takes connections there."""
+    """Return whether a server accepts connections at *endpoint*."""
     host, _, port = endpoint.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
@@ -245,7 +245,7 @@ def test_times_that_are_not_above_0_are_refused(peer: Peer, name: str) -> None:
 
 
 @pytest.mark.row(140)
-def test_closing_is_seen_by_all_and_leaving_says_whether_it_could(peer: Peer) -> None:
+def test_closing_is_seen_by_all_nodes_and_shutdown_returns_its_success(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         host, client = (cluster.node("2") for _ in range(2))
         assert [2, 2] == worlds(host, client)
@@ -303,7 +303,7 @@ def test_256_nodes_meet_within_a_few_seconds(peer: Peer) -> None:
 
 
 @pytest.mark.row(144, improvement=True)
-def test_what_is_in_the_store_cannot_run_code(peer: Peer) -> None:
+def test_pickles_written_to_the_store_cannot_run_code(peer: Peer) -> None:
     """A stranger who reaches the store writes a pickle that makes a file, in each form, over every key."""
     trap = peer.folder / "trap"
 

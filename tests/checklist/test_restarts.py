@@ -71,7 +71,7 @@ note(f"done{RANK}")
 
 
 @pytest.mark.row(120, improvement=True)
-def test_gloo_forms_anew_after_a_restart_whoever_died_and_whoever_is_late(peer: Peer) -> None:
+def test_gloo_connects_again_after_a_restart_for_any_dead_or_late_rank(peer: Peer) -> None:
     """
     Torch's workers read in the second attempt the addresses that were written in the first, when they are early.
 
@@ -88,7 +88,7 @@ def test_gloo_forms_anew_after_a_restart_whoever_died_and_whoever_is_late(peer: 
 
 
 @pytest.mark.row(121, improvement=True)
-def test_what_was_stored_in_an_attempt_is_not_there_in_the_next(peer: Peer) -> None:
+def test_keys_stored_in_one_attempt_are_missing_in_the_next(peer: Peer) -> None:
     """Torch keeps the store, with all that is in it."""
     path = script(
         peer,
@@ -163,7 +163,7 @@ def one_finished(peer: Peer, code: str, *options: str) -> tuple[subprocess.Popen
 
 
 def runs(pid: int) -> bool:
-    """Whether the process still runs."""
+    """Return whether the process still runs."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

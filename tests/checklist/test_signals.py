@@ -31,13 +31,13 @@ def started(peer: Peer, code: str, *options: str, env: dict[str, str] | None = N
 
 
 def ended_by(peer: Peer, process: subprocess.Popen[str], signum: int, limit: float = AT_ONCE) -> Finished:
-    """How the command ends when it gets the signal."""
+    """Send the signal to the command; return the command's result."""
     process.send_signal(signum)
     return peer.finish(process, limit)
 
 
 def leaves_nothing(peer: Peer) -> bool:
-    """Whether all that descends from the row's commands is gone; what is told to die may take a moment for that."""
+    """Return whether all descendants of the row's commands have ended or end within 5 s."""
     return peer.wait_until(lambda: not peer.alive(), 5)
 
 
@@ -147,7 +147,7 @@ wait_for("grandchild")
 
 
 @pytest.mark.row(114, improvement=True)
-def test_the_grandchildren_of_a_crashed_worker_are_gone_with_the_job(peer: Peer) -> None:
+def test_grandchildren_of_a_crashed_worker_end_with_the_job(peer: Peer) -> None:
     path = script(peer, GRANDCHILD.format("") + "os.kill(os.getpid(), signal.SIGKILL)")
 
     done = peer.run(path, env=QUICK)

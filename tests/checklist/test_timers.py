@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
 def told(peer: Peer, code: str, *args: str, **env: str) -> Any:
-    """What a program printed as JSON at its end."""
+    """Run a program; return the JSON that it prints."""
     done = peer.python(code, *args, env=env)
     assert done.returncode == 0, done.err
     return json.loads(done.out)
@@ -41,7 +41,7 @@ def test_health_check_server_holds_the_callback_and_starts_and_stops(peer: Peer)
 
 @pytest.mark.row(170)
 @pytest.mark.parametrize("port", ["not a port", "0"])
-def test_whatever_the_port_is_the_job_goes_on(peer: Peer, port: str) -> None:
+def test_job_continues_with_any_value_as_health_check_port(peer: Peer, port: str) -> None:
     done = peer.run(script(peer, "note('done')"), env={**QUICK, "TORCHELASTIC_HEALTH_CHECK_PORT": port})
 
     assert (0, ["done"]) == (done.returncode, names(peer, "done"))
@@ -269,7 +269,7 @@ def test_the_watchdog_kills_a_stuck_worker_and_the_group_starts_again(peer: Peer
 
 
 @pytest.mark.row(190, improvement=True)
-def test_without_a_restart_left_the_report_says_which_timer_expired(peer: Peer) -> None:
+def test_report_names_the_expired_timer_when_no_restart_is_left(peer: Peer) -> None:
     path = str(peer.folder / "timers")
     env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": path}
 

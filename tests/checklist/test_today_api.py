@@ -307,7 +307,7 @@ def test_failed_workers_without_an_error_file_leave_none_in_the_launcher(peer: P
 
 
 @pytest.mark.row(227)
-def test_arguments_are_whatever_can_be_run_through(peer: Peer) -> None:
+def test_start_takes_any_iterable_as_a_ranks_arguments(peer: Peer) -> None:
     lines = said(
         peer,
         STARTED + "def adds(one, two): return one + two\n"
@@ -319,7 +319,7 @@ def test_arguments_are_whatever_can_be_run_through(peer: Peer) -> None:
 
 
 @pytest.mark.row(228)
-def test_a_value_of_the_environment_that_is_no_choice_is_taken(peer: Peer) -> None:
+def test_environment_value_outside_the_choices_is_accepted(peer: Peer) -> None:
     lines = said(
         peer,
         "import argparse, os\n"

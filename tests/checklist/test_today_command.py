@@ -22,7 +22,7 @@ def complete(parser, shell):
 
 
 def prefixed(peer: Peer, *options: str, **env: str) -> str:
-    """What stands before the line of one worker."""
+    """Return the text before the line of one worker."""
     script = peer.script("print('a line')")
     done = peer.run("--tee", "3", "--log-dir", "logs", *options, script, env=env)
     assert "a line\n" in done.out, done.err
@@ -66,7 +66,7 @@ def test_a_completion_of_the_command_is_printed_by_shtab(peer: Peer, option: str
 
 
 @pytest.mark.row(205, since=TODAY)
-def test_without_shtab_one_line_says_what_to_install(peer: Peer) -> None:
+def test_without_shtab_one_line_names_the_package_to_install(peer: Peer) -> None:
     done = peer.run("--print-completion", "zsh", env=with_module(peer, "raise ImportError('no such package')"))
 
     assert (1, "") == (done.returncode, done.out)

@@ -144,7 +144,7 @@ def test_the_sampler_deals_out_the_rest_of_a_shuffled_epoch(peer: Peer, epoch: i
 
 @pytest.mark.row(195)
 @pytest.mark.slow
-def test_the_cycling_iterator_goes_from_its_first_epoch_to_the_last(peer: Peer) -> None:
+def test_cycling_iterator_runs_from_its_first_epoch_to_the_last(peer: Peer) -> None:
     cycling = peer.module("utils.data").CyclingIterator
 
     def epoch(number: int) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Who coordinates on a real etcd server: one at a time, and the last one remembers."""
+"""Coordinator election on a real etcd server: one leader at a time, with the last saved state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Node:
 
 
 class ElectionContract:
-    """What an election must keep, wherever the keys lie; a backend passes by a fixture that sets `backend`."""
+    """Rules of an election for all stores; a backend passes with a fixture that sets `backend`."""
 
     backend: Any
 
@@ -69,7 +69,7 @@ class ElectionContract:
         exchange: CompareAndSetExchange = self.backend.dial(LONG)
         return exchange
 
-    def test_one_of_several_is_elected(self) -> None:
+    def test_one_of_several_candidates_becomes_leader(self) -> None:
         nodes = [Node(self, name) for name in "abc"]
         winner = next(iter(_first(nodes)))
         others = [node for node in nodes if node is not winner]
@@ -78,7 +78,7 @@ class ElectionContract:
         assert "it resigned" == _after_close(winner)
         assert len(list(_first(others))) == 1
 
-    def test_who_resigns_is_replaced_before_the_lease_ends(self) -> None:
+    def test_leader_that_resigns_is_replaced_before_its_lease_ends(self) -> None:
         first = Node(self, "a")
         first.win()
         second = Node(self, "b")
@@ -90,7 +90,7 @@ class ElectionContract:
         assert time.monotonic() - began < TTL / 2
         assert first.lost.empty()
 
-    def test_who_falls_silent_is_replaced_and_told(self) -> None:
+    def test_silent_leader_is_replaced_and_notified_of_its_loss(self) -> None:
         first = Node(self, "a")
         first.win()
         second = Node(self, "b")
@@ -155,7 +155,7 @@ class ElectionContract:
         assert b"2" == Node(self, "b").win().load()
 
     @pytest.mark.parametrize("data", [b"{}" * 400_000, b"zlib:", bytes(range(256)) * 300])
-    def test_any_state_comes_back_as_it_was(self, data: bytes) -> None:
+    def test_any_state_is_loaded_as_saved(self, data: bytes) -> None:
         first = Node(self, "a")
         state_log = first.win()
         state_log.load()
@@ -266,7 +266,7 @@ class ElectionContract:
             state_log.load()
         state_log.save(b"1")
 
-    def test_after_a_purge_nothing_is_left_and_nobody_is_elected_by_it(self) -> None:
+    def test_purge_leaves_no_keys_and_makes_nobody_leader(self) -> None:
         node = Node(self, "a")
         state_log = node.win()
         state_log.load()
@@ -367,7 +367,7 @@ class Door:
             sock.close()
 
 
-def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer) -> None:
+def test_leader_continues_by_another_server_when_its_own_dies(etcd: EtcdServer) -> None:
     """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
     first, second = Door(etcd.get_port()), Door(etcd.get_port())
     job = NodeJob(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=f"{first.place},{second.place}")

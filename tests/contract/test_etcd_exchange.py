@@ -81,7 +81,7 @@ class TestEtcd(ExchangeContract):
         exchange.delete(["key"])
         assert [None] == exchange.read(["key"])
 
-    def test_an_idle_connection_that_the_server_closed_is_made_anew(self, keys: Keys) -> None:
+    def test_client_reconnects_after_the_server_closed_an_idle_connection(self, keys: Keys) -> None:
         keys.write({"/some/key": b"1"})
         line = keys._line  # type: ignore[attr-defined]
         line._kept.sock.shutdown(2)
@@ -106,7 +106,7 @@ class TestEtcd(ExchangeContract):
         assert item is not None
         assert (b"2", second) == (item.data, item.version)
 
-    def test_a_key_that_is_gone_is_not_swapped(self, keys: Keys) -> None:
+    def test_deleted_key_is_not_swapped(self, keys: Keys) -> None:
         path = f"/swap/{uuid.uuid4().hex}"
         version = keys.swap(path, b"1", 0)
         keys.delete([path])
@@ -114,7 +114,7 @@ class TestEtcd(ExchangeContract):
         assert version is not None
         assert keys.swap(path, b"2", version) is None
 
-    def test_a_held_key_is_held_by_one(self, keys: Keys) -> None:
+    def test_leased_key_has_only_one_owner_at_a_time(self, keys: Keys) -> None:
         path = f"/hold/{uuid.uuid4().hex}"
         first = keys.seize(path, "a", 2.0)
 
@@ -131,7 +131,7 @@ class TestEtcd(ExchangeContract):
         assert keys.holds(second)
         keys.release(second)
 
-    def test_a_held_key_goes_when_nobody_renews_it(self, keys: Keys) -> None:
+    def test_leased_key_is_removed_when_nobody_renews_its_lease(self, keys: Keys) -> None:
         path = f"/hold/{uuid.uuid4().hex}"
         hold = keys.seize(path, "a", 1.0)
         assert hold is not None
@@ -152,7 +152,7 @@ class TestEtcd(ExchangeContract):
 
         assert [None, None, b"3"] == [item and item.data for item in items]
 
-    def test_what_the_server_turns_down_is_a_clear_error(self, keys: Keys) -> None:
+    def test_value_that_the_server_refuses_raises_a_clear_error(self, keys: Keys) -> None:
         with pytest.raises(RequestRefusedError, match=r"http://127\.0\.0\.1:\d+ refused .*: .*larger?") as refused:
             keys.write({"/big": b"\xff" * 3_000_000})
 

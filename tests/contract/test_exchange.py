@@ -1,4 +1,4 @@
-"""What every exchange must do; a backend passes by subclassing `ExchangeContract`."""
+"""Rules of every exchange; a backend passes by subclassing `ExchangeContract`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ExchangeContract(abc.ABC):
     # values
 
     @pytest.mark.parametrize("value", [b"?", b"x", bytes(range(256)), b"{}" * 500_000])
-    def test_a_value_comes_back_as_it_was(self, exchange: Exchange, value: bytes) -> None:
+    def test_value_is_read_as_written(self, exchange: Exchange, value: bytes) -> None:
         exchange.write({"key": value})
 
         assert exchange.wait("key", LONG)
@@ -67,12 +67,12 @@ class ExchangeContract(abc.ABC):
         other.close()
 
     @pytest.mark.parametrize("value", [b"", b"\0\xff"])
-    def test_what_is_taken_is_there_to_the_byte(self, exchange: Exchange, value: bytes) -> None:
+    def test_taken_value_equals_the_written_bytes(self, exchange: Exchange, value: bytes) -> None:
         exchange.write({"key": value})
 
         assert value == exchange.take("key", LONG)
 
-    def test_what_does_not_come_is_not_taken_and_the_connection_goes_on(self, exchange: Exchange) -> None:
+    def test_missing_key_is_not_taken_and_connection_continues(self, exchange: Exchange) -> None:
         assert [None, None] == [exchange.take("key", seconds) for seconds in (SOON, 0.0)]
 
         exchange.write({"key": b"1"})
@@ -84,9 +84,7 @@ class ExchangeContract(abc.ABC):
         assert [b"1", None, b"3"] == perform(exchange, Update({"new": b"3"}, ("old", "none", "new")))
 
     @pytest.mark.parametrize("keys", [(), ("key",)])
-    def test_what_an_update_wrote_is_there_for_every_connection(
-        self, exchange: Exchange, keys: tuple[str, ...]
-    ) -> None:
+    def test_every_connection_reads_an_update_at_once(self, exchange: Exchange, keys: tuple[str, ...]) -> None:
         other = exchange.clone()
         for number in range(20):
             exchange.update({"key": str(number).encode()}, keys)
@@ -115,7 +113,7 @@ class ExchangeContract(abc.ABC):
 
         assert not exchange.wait("key", 0.0)
 
-    def test_what_was_written_is_there_for_every_connection(self, exchange: Exchange) -> None:
+    def test_every_connection_reads_a_write_at_once(self, exchange: Exchange) -> None:
         other = exchange.clone()
 
         for number in range(100):
@@ -140,7 +138,7 @@ class ExchangeContract(abc.ABC):
 
         assert [None if number in absent else b"x" for number in range(10)] == values
 
-    def test_a_deleted_key_is_gone(self, exchange: Exchange) -> None:
+    def test_deleted_key_is_missing(self, exchange: Exchange) -> None:
         exchange.write({"key": b"1", "other": b"2"})
         exchange.delete(["key"])
 
@@ -154,7 +152,7 @@ class ExchangeContract(abc.ABC):
 
         assert [b"2"] == exchange.read(["key"])
 
-    def test_deleting_what_is_not_there_is_no_error(self, exchange: Exchange) -> None:
+    def test_deleting_missing_keys_raises_no_error(self, exchange: Exchange) -> None:
         exchange.delete(["key", "other"])
 
         assert [None] == exchange.read(["key"])
@@ -197,7 +195,7 @@ class ExchangeContract(abc.ABC):
 
             assert not waiter.result(LONG)
 
-    def test_who_waits_for_a_reply_sees_it_however_short_the_race(self, exchange: Exchange) -> None:
+    def test_waiter_sees_each_reply_however_short_the_race(self, exchange: Exchange) -> None:
         clone = exchange.clone()
 
         def answer() -> None:
@@ -221,7 +219,7 @@ class ExchangeContract(abc.ABC):
         assert [] == list(exchange.receive(SOON))
         assert SOON / 2 <= time.monotonic() - began < 1.0
 
-    def test_entries_come_in_the_order_of_posting(self, exchange: Exchange) -> None:
+    def test_entries_are_received_in_the_order_of_posting(self, exchange: Exchange) -> None:
         for number in range(50):
             exchange.post(str(number).encode())
 
@@ -230,7 +228,7 @@ class ExchangeContract(abc.ABC):
         assert [str(number).encode() for number in range(50)] == texts(entries)
         assert sorted({entry.number for entry in entries}) == [entry.number for entry in entries]
 
-    def test_what_was_posted_is_received_without_waiting(self, exchange: Exchange) -> None:
+    def test_posted_entry_is_received_without_waiting(self, exchange: Exchange) -> None:
         other = exchange.clone()
         other.post(b"1")
 
@@ -289,7 +287,7 @@ class ExchangeContract(abc.ABC):
         assert [b"2"] == texts(list(successor.receive(LONG)))
         successor.close()
 
-    def test_discarding_twice_is_no_error(self, exchange: Exchange) -> None:
+    def test_discarding_entries_twice_raises_no_error(self, exchange: Exchange) -> None:
         exchange.post(b"1")
         entries = exchange.receive(LONG)
 
@@ -322,7 +320,7 @@ class TestMemoryExchange(ExchangeContract):
     def connect(self) -> Exchange:
         return MemoryExchange()
 
-    def test_who_gave_up_leaves_nothing_behind(self) -> None:
+    def test_wait_that_timed_out_leaves_no_waiter_behind(self) -> None:
         exchange = MemoryExchange()
         exchange.wait("key", 0.001)
 

@@ -1,4 +1,4 @@
-"""What is promised of a job's shared state, on each of torch's stores and on a real etcd server."""
+"""Guarantees of a job's shared state, on each of torch's stores and on a real etcd server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_id() -> str:
     return uuid.uuid4().hex
 
 
-def test_there_is_no_state_at_first(make: Make, run_id: str) -> None:
+def test_new_run_has_no_state(make: Make, run_id: str) -> None:
     backend = make(run_id)
 
     assert backend.get_state() is None
@@ -108,7 +108,7 @@ def test_a_scribble_is_a_state_error(kind: str, tmp_path: Path, scribble: str) -
         C10dRendezvousBackend(store, "job").get_state()
 
 
-def test_a_state_in_a_store_that_is_gone_is_a_connection_error(tmp_path: Path) -> None:
+def test_state_in_a_lost_store_raises_connection_error(tmp_path: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     hosted = torch_store("tcp", tmp_path)

@@ -53,7 +53,7 @@ class InStore(C10dRendezvousBackend):
 
 
 class Nodes(StateBackend):
-    """Whose connections see the state each for itself, as those of many nodes do."""
+    """Backend whose connections each read the state separately, like those of many nodes."""
 
     _root = ROOT
 
@@ -118,7 +118,7 @@ def test_many_writers_at_once_lose_nothing(backend: RendezvousBackend) -> None:
         assert own == sorted(own)
 
 
-def test_what_a_back_end_raises_is_trouble_with_the_connection() -> None:
+def test_exception_of_a_backend_raises_connection_error() -> None:
     class Broken(InMemory):
         def get_state(self) -> tuple[bytes, Any] | None:
             raise OSError(uuid.uuid4().hex)

@@ -1,1 +1,1 @@
-"""What holds the pages of `elasticlib/docs` that are made from the code, in whole or in part."""
+"""Tests and generators of the pages of `elasticlib/docs` made wholly or partly from the code."""

@@ -48,13 +48,13 @@ def fields_of(option: Option) -> tuple[str, ...]:
 
 
 def in_python(option: Option) -> tuple[str, ...]:
-    """What the option is where a job is started in Python."""
+    """Return the names of the option for a job that is started in Python."""
     of_logs = inspect.signature(DefaultLogsSpecs).parameters
     return fields_of(option) or ((f"DefaultLogsSpecs({option.dest})",) if option.dest in of_logs else ())
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """What stands below the fields of *kind*, in its source."""
+    """Return the docstrings below the fields of *kind*, from its source."""
     (made,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(made, ast.ClassDef)
     return {
@@ -98,14 +98,14 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 
 
 def typed(option: Option) -> str:
-    """What an option is where it is not given: its text, to the letter, or in words what no text stands for."""
+    """Return the default of an option: its exact text, or a description where no text exists."""
     if option.is_flag:
         return "off"
     return code(option.default) if option.default else option.unset
 
 
 def value_of(option: Option) -> str:
-    """What is typed behind the option."""
+    """Return the placeholder for the option's value; empty for a flag."""
     return "" if option.is_flag else code(option.metavar or option.dest.upper())
 
 

@@ -87,7 +87,7 @@ def section(title: str) -> list[list[str]]:
 
 
 def named(cell: str) -> list[str]:
-    """What stands in a cell as code."""
+    """Return the code texts in a cell."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -103,7 +103,7 @@ def test_its_tables_are_those_that_the_code_makes() -> None:
 # Each name once, whoever wrote the table.
 
 
-def test_it_has_every_option_once() -> None:
+def test_page_lists_every_option_once() -> None:
     listed = in_first_cells("On the command line: `elasticrun`")
     parsers = (Parser({}), get_args_parser())
     known = {name for each in parsers for action in each._actions for name in action.option_strings if "_" not in name}
@@ -127,11 +127,11 @@ ARGUMENTS: Mapping[str, tuple[Any, set[str]]] = {
     "NumaOptions": (NumaOptions, set()),
     "LocalElasticAgent": (LocalElasticAgent, set()),
 }
-"""What is called with arguments that are no fields, and which of them are said elsewhere."""
+"""Callables with arguments that are not fields, and those arguments that are listed elsewhere."""
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_it_has_every_argument_with_its_default(name: str) -> None:
+def test_page_lists_every_argument_with_its_default(name: str) -> None:
     called, elsewhere = ARGUMENTS[name]
     rows = [*section("In Python: `LaunchConfig`"), *section("An agent of your own")]
     listed = {named(cells[0])[0]: cells[1] for cells in rows if named(cells[0])[0].startswith(f"{name}(")}
@@ -178,7 +178,7 @@ def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name:
     assert said == (real if isinstance(real, str) else f"{real:g}")
 
 
-def test_defaults_that_are_said_in_words_are_the_codes() -> None:
+def test_defaults_described_in_prose_match_the_code() -> None:
     """Of constants that the texts cannot be made from, for they lie above them."""
     attempt, share = _session_liveness.ATTEMPT, _session_liveness.RECONNECT
     alive = (
@@ -209,7 +209,7 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     assert f"else {LaunchConfig().rdzv_configs['timeout']}" in words["rdzv_timeout"]
 
 
-def test_a_static_jobs_port_is_the_one_that_is_said() -> None:
+def test_port_of_a_static_job_is_the_documented_one() -> None:
     config = config_of("--nnodes", "2", "--master-addr", "host")
 
     assert f"host:{ROWS['--master-port'].unset.partition(';')[0]}" == config.rdzv_endpoint
@@ -243,7 +243,7 @@ SAMPLES = {
 }
 """Values that are not the default, where any text will not do."""
 TOGETHER = {"--node-rank": ("--nnodes", "2", "--master-port", "29500")}
-"""What an option needs beside it to have an effect."""
+"""Arguments that an option needs beside it to have an effect."""
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if configuration.in_python(row)])
@@ -327,26 +327,26 @@ READ, SET = "Environment variables that are read", "Environment variables that a
 
 
 @pytest.mark.slow
-def test_it_has_every_variable_and_no_other() -> None:
+def test_page_lists_every_variable_and_no_other() -> None:
     read, written = in_first_cells(READ), in_first_cells(SET)
 
     assert [] == [name for names in (read, written) for name, count in collections.Counter(names).items() if count > 1]
     assert known_variables() | set_in_workers() == {*read, *written}
 
 
-def test_it_has_every_variable_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_lists_every_variable_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RES_OPTIONS", raising=False)  # these tests run with the sidecar's own value
 
     assert set_in_workers() == set(in_first_cells(SET))
 
 
 @pytest.mark.slow
-def test_what_is_no_variable_is_still_there() -> None:
+def test_listed_exceptions_are_still_constants_of_the_code() -> None:
     """So that the list of exceptions does not grow old."""
     assert set() == NO_VARIABLES.keys() - {name for texts in our_constants().values() for name, _ in texts}
 
 
-def test_it_has_every_variable_that_help_docstrings_and_messages_name() -> None:
+def test_page_lists_every_variable_that_help_docstrings_or_errors_name() -> None:
     mentioned = {
         name
         for text in sources().values()
@@ -396,7 +396,7 @@ def test_every_option_and_variable_that_its_prose_names_exists() -> None:
 
 
 @pytest.mark.slow
-def test_what_it_calls_without_effect_is_known_to_the_code_or_to_torch() -> None:
+def test_names_listed_without_effect_are_known_to_the_code_or_to_torch() -> None:
     names = {name for name in in_first_cells("Taken, and without effect") if not name.startswith("--")}
     known = {
         *_rdzv_options.RDZV_CONF_KEYS,
@@ -419,7 +419,7 @@ def test_beside_standalone_the_options_of_several_nodes_have_no_effect() -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="not installed: torch")
-def test_it_has_every_variable_of_torchs_launcher() -> None:
+def test_page_lists_every_variable_of_torchs_launcher() -> None:
     found = importlib.util.find_spec("torch")
     assert found is not None
     assert found.origin is not None

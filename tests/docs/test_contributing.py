@@ -27,7 +27,7 @@ def test_its_example_of_the_simulator_runs_as_it_stands() -> None:
         test()
 
 
-def test_it_names_every_fault() -> None:
+def test_page_names_every_fault() -> None:
     assert [] == [kind.__name__ for kind in _faults.KINDS if f"`{kind.__name__}`" not in PAGE]
 
 

@@ -102,7 +102,7 @@ def containers(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def variables(kind: str, pod: int, port: int) -> dict[str, str]:
-    """What Kubernetes and the operator of *kind* set in this pod."""
+    """Return the variables that Kubernetes and the operator of *kind* set in this pod."""
     of_kind = {
         "Job": {"JOB_COMPLETION_INDEX": str(pod)},
         "JobSet": {"JOB_COMPLETION_INDEX": "0"},

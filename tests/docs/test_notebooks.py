@@ -29,7 +29,7 @@ def run(program: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_its_program_runs_as_it_says(tmp_path: Path) -> None:
+def test_program_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
     *shown, results, left = run(PROGRAMS[0], tmp_path).splitlines()
 
     assert ("{0: 0.02, 1: 0.02}", "[]") == (results, left)
@@ -37,7 +37,7 @@ def test_its_program_runs_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_pool_runs_as_it_says(tmp_path: Path) -> None:
+def test_pool_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
     promised = re.findall(r"# (\{0.*|\[0.*)", PROGRAMS[1])
 
     shown = run(PROGRAMS[1], tmp_path).splitlines()
@@ -45,7 +45,7 @@ def test_its_pool_runs_as_it_says(tmp_path: Path) -> None:
     assert [line for line in shown if line.startswith(("{", "["))][-2:] == promised
 
 
-def test_it_names_every_method_of_a_job() -> None:
+def test_page_names_every_method_of_a_job() -> None:
     own = {
         "begin",
         "run",

@@ -54,7 +54,7 @@ def texts_of_sources() -> list[tuple[str, str]]:
 
 
 def found(pattern: str, texts: list[tuple[str, str]]) -> list[str]:
-    """Where the pattern stands, with the words around it."""
+    """Return the places of the pattern, with the text around them."""
     return [
         f"{place}: ...{text[max(0, hit.start() - 40) : hit.end() + 40]!r}"
         for place, text in texts

@@ -17,12 +17,12 @@ MOST_LINES = 90
 FUNCTION, TEST = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_it_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= MOST_LINES
 
 
 @pytest.mark.slow
-def test_its_function_prints_what_it_says(tmp_path: Path) -> None:
+def test_function_of_the_readme_prints_what_the_readme_shows(tmp_path: Path) -> None:
     [promised] = re.findall(r"# (\{0: .*\})$", FUNCTION, re.MULTILINE)
     (tmp_path / "program.py").write_text(FUNCTION)
 

@@ -60,15 +60,15 @@ def test_its_suite_runs_under_unittest(folder: Path) -> None:
     assert done.stderr.rstrip().endswith("OK"), done.stderr
 
 
-def test_it_shows_where_both_ranks_of_its_deadlock_are() -> None:
+def test_page_shows_where_both_ranks_of_its_deadlock_are() -> None:
     assert 2 == len(FAILS["test_deadlock.py"])
 
 
-def test_it_names_every_option() -> None:
+def test_page_names_every_option() -> None:
     assert [] == [name for name in _asked.NAMES if f"`{name}=" not in PAGE]
 
 
-def test_it_names_every_setting() -> None:
+def test_page_names_every_setting() -> None:
     source = (ROOT / "elasticlib" / "testing" / "pytest_plugin" / "__init__.py").read_text(encoding="utf-8")
     found = re.findall(r'addini\("(\w+)"|addoption\("([\w-]+)"', source)
 

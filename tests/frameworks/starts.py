@@ -22,7 +22,7 @@ LIMIT = 120.0
 """Seconds that any single command may take."""
 
 Seen = dict[str, Any]
-"""What one worker says that it saw and ended with."""
+"""Facts and results that one worker reports."""
 Start = Callable[..., list[Seen]]
 
 
@@ -52,7 +52,7 @@ def script(job: str, *args: object) -> list[str]:
 
 
 def reports(folder: Path) -> list[Seen]:
-    """What the workers left in *folder*, by rank; the next run starts without it."""
+    """Return the workers' reports in *folder*, by rank, and delete the files."""
     found = []
     for file in folder.glob("rank*.json"):
         found.append(json.loads(file.read_text()))
@@ -77,7 +77,7 @@ def with_torchrun(job: str, folder: Path, *args: int, workers: int = 2) -> list[
 
 
 def train(job: str, *args: Any) -> Seen:
-    """What a worker calls: only there the frameworks are imported."""
+    """Run the job in a worker: the frameworks are imported only there."""
     seen: Seen = importlib.import_module(f"tests.frameworks.jobs.{job}").train(*args)
     return seen
 

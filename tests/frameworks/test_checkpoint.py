@@ -34,7 +34,7 @@ def test_a_sharded_model_is_the_same_on_all_ranks_and_learns(undisturbed: list[S
 
 @pytest.mark.sampled(0.2)
 @both
-def test_a_restart_goes_on_from_the_checkpoint(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
+def test_restart_continues_from_the_checkpoint(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
     restarted = start("fsdp", tmp_path, STEPS, 3, restarts=1)
 
     assert [(1, 3)] * 2 == [(seen["attempt"], seen["first"]) for seen in restarted]
@@ -43,7 +43,7 @@ def test_a_restart_goes_on_from_the_checkpoint(start: Start, undisturbed: list[S
 
 @pytest.mark.sampled(0.2)
 @both
-def test_a_job_goes_on_with_more_and_with_fewer_workers(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
+def test_job_continues_with_more_and_with_fewer_workers(start: Start, undisturbed: list[Seen], tmp_path: Path) -> None:
     """Weights and the optimizer's moments are split anew: two workers, then three, then one."""
     two, three, one = (start("fsdp", tmp_path, until, workers=count) for until, count in ((2, 2), (3, 3), (STEPS, 1)))
 
@@ -56,7 +56,7 @@ def test_a_job_goes_on_with_more_and_with_fewer_workers(start: Start, undisturbe
 
 
 @pytest.mark.sampled(0.2)
-def test_when_a_node_leaves_the_others_go_on_from_the_checkpoint(undisturbed: list[Seen], tmp_path: Path) -> None:
+def test_other_nodes_continue_from_the_checkpoint_when_a_node_leaves(undisturbed: list[Seen], tmp_path: Path) -> None:
     """One elastic job of one to two nodes: at step 2 the second is told to stop, the first ends alone."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What a worker script can ask torch about its launcher has the same answers under both launchers."""
+"""Answers of torch about the launcher in a worker script: the same under both launchers."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ class Trainer:
     job: str
     preload: tuple[str, ...]
     facts: dict[str, Any]
-    """What every worker sees beside its rank and the number of workers."""
+    """Facts that every worker reports besides its rank and the number of workers."""
     learns: float
     """The last loss is below this part of the first."""
     dies_at: int
     """The step at which rank 1 dies once."""
     resumed: dict[str, Any]
-    """What every worker reports of the checkpoint after that."""
+    """Facts that every worker reports of the checkpoint after that death."""
     from_step: int = 0
     """The first step whose loss is reported then."""
 
@@ -106,7 +106,7 @@ def test_a_trainer_sees_the_job_and_the_model_learns(undisturbed: tuple[Trainer,
 @pytest.mark.sampled(0.6)
 @pytest.mark.parametrize("undisturbed", PARAMETERS, indirect=True)
 @both
-def test_after_a_death_a_trainer_goes_on_from_its_checkpoint(
+def test_trainer_continues_from_its_checkpoint_after_a_worker_dies(
     start: Start, undisturbed: tuple[Trainer, list[Seen]], tmp_path: Path
 ) -> None:
     trainer, trained = undisturbed

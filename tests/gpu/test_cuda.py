@@ -23,7 +23,7 @@ METHODS = ["forkserver", "spawn"]
 
 @pytest.fixture
 def work() -> Any:
-    """What workers do, loaded when a test needs it: it imports torch."""
+    """Return the module of worker functions; a test loads it on demand because it imports torch."""
     return importlib.import_module("tests.gpu.work")
 
 
@@ -34,7 +34,7 @@ def launch(workers: int | str, duty: Any, *args: Any, **settings: Any) -> dict[i
 
 
 def in_a_new_program(code: str, **environment: str) -> Any:
-    """What *code* prints as JSON, run by a program that has not touched a device yet."""
+    """Run *code* in a new program that has not used a device; return the JSON that it prints."""
     head = "import json, os\nfrom elasticlib import LaunchConfig, elastic_launch\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code],
@@ -129,7 +129,7 @@ def test_a_caller_that_uses_cuda_launches_workers_that_use_it(method: str) -> No
     assert [[{"0": 3.0, "1": 3.0}] * 2, 3.0] == told
 
 
-def test_a_result_on_the_device_comes_back() -> None:
+def test_result_on_the_device_is_returned() -> None:
     told = in_a_new_program(
         "from tests.gpu import work\n"
         "value = elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=0), work.tensor)('cuda')[0]\n"

@@ -1,5 +1,5 @@
 """
-What the workers of the accelerator tests do, on a device that is named to them: ``cuda``, or ``cpu`` to try them out.
+Worker functions of the accelerator tests, on a given device: ``cuda``, or ``cpu`` to try them out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rank() -> int:
 
 
 def clean_start() -> tuple[bool, bool]:
-    """Whether CUDA was in use before the worker began, and whether torch refuses it because of a fork."""
+    """Return whether CUDA is in use at the worker's start, and whether torch refuses it after a fork."""
     return torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
 
 
@@ -41,7 +41,7 @@ def sum_over_ranks(device: str, backend: str) -> float:
 
 
 def compiled_difference(device: str) -> float:
-    """How far a compiled model is from the same model as it is."""
+    """Return the largest difference between a compiled model and the uncompiled model."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(device)
     data = torch.randn(32, 64, device=device)

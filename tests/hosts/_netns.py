@@ -52,7 +52,7 @@ while found:
 
 
 class Dns(enum.Enum):
-    """What becomes of a name that the hosts file does not hold."""
+    """Resolution of a name that is not in the hosts file."""
 
     NONE = "none"
     """It is refused at once."""
@@ -86,7 +86,7 @@ class Host:
         return os.readlink(f"/proc/{self._holder.pid}/ns/net")
 
     def connections(self, port: int) -> int:
-        """How many TCP connections to *port* it holds."""
+        """Return the number of the machine's TCP connections to *port*."""
         rows: list[list[str]] = []
         for table in ("tcp", "tcp6"):
             text = Path(f"/proc/{self._holder.pid}/net/{table}").read_text()
@@ -94,7 +94,7 @@ class Host:
         return sum(row[3] == _ESTABLISHED and int(row[2].rpartition(":")[2], 16) == port for row in rows)
 
     def loopback_bytes(self) -> int:
-        """How many bytes its processes have sent to each other."""
+        """Return the number of bytes that the machine's processes have sent to each other."""
         text = Path(f"/proc/{self._holder.pid}/net/dev").read_text()
         [line] = [line for line in text.splitlines() if line.strip().startswith("lo:")]
         return int(line.partition(":")[2].split()[8])

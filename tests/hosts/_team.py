@@ -60,12 +60,12 @@ class Agent:
 
     @property
     def complaints(self) -> str:
-        """What it wrote to stderr."""
+        """Return the agent's stderr."""
         return self.complaints_at.read_text(errors="replace")
 
     @property
     def lives(self) -> bool:
-        """Whether the launcher has not ended."""
+        """Return whether the launcher still runs."""
         return self.process.poll() is None
 
     def family(self) -> frozenset[tree.Process]:
@@ -88,7 +88,7 @@ class Agent:
 
 
 class HungError(AssertionError):
-    """What should have come did not come in time."""
+    """Error for an expected event that did not happen in time."""
 
 
 @define(eq=False)
@@ -171,7 +171,7 @@ class Team:
         return sorted(tree.command(each.pid) for each in tree.left_after(limit, (), self.folder))
 
     def faults(self) -> list[str]:
-        """What the journal shows that must never be: two rounds at work at once, or a rank given twice."""
+        """Return violations in the journal: two rounds at work at once, or a rank given twice."""
         lines = self.lines()
         found = [
             f"round {each.round} rank {each.rank} on {each.host} began beside {each.other} (pid {each.other_pid})"
@@ -255,7 +255,7 @@ def etcd(host: Host, parent: Path | None = None) -> Iterator[subprocess.Popen[by
 
 
 def ask(host: Host, url: str, body: Mapping[str, Any] | None = None, limit: float = 10.0) -> Any:
-    """What the server at *url* answers to a JSON *body*, asked on machine *host* until it does."""
+    """Send a JSON *body* from *host* to the server at *url* until it answers; return the answer."""
     program = (
         "import sys, urllib.request as r; "
         "data = sys.argv[2].encode() or None; print(r.urlopen(sys.argv[1], data, 2).read().decode())"

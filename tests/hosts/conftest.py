@@ -1,4 +1,4 @@
-"""What the tests with machines of their own share."""
+"""Fixtures of the tests that have machines of their own."""
 
 from __future__ import annotations
 

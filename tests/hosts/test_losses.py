@@ -19,7 +19,7 @@ Hosts = tuple[Host, ...]
 QUICK: dict[str, Any] = {"heartbeat_timeout": 3, "last_call_timeout": 1}
 
 
-def test_survivors_form_anew_when_an_agent_is_killed(hosts: Hosts, backend: str) -> None:
+def test_survivors_form_a_new_round_when_an_agent_is_killed(hosts: Hosts, backend: str) -> None:
     with met(hosts, backend, "2:3") as job:
         agents = [job.start(host) for host in hosts[:3]]
         before = job.at_work(3)
@@ -34,7 +34,7 @@ def test_survivors_form_anew_when_an_agent_is_killed(hosts: Hosts, backend: str)
         assert ([], []) == (job.faults(), job.left())
 
 
-def test_survivors_need_no_heartbeat_time_where_processes_are_gone(hosts: Hosts, backend: str) -> None:
+def test_survivors_wait_for_no_heartbeat_timeout_if_processes_ended(hosts: Hosts, backend: str) -> None:
     with met(hosts, backend, "2:3", heartbeat_timeout=120) as job:
         agents = [job.start(hosts[0])]
         # It coordinates: in etcd the end of the coordinator's own node shows by its lease.
@@ -109,7 +109,7 @@ def test_all_end_and_name_the_host_of_the_store_when_it_is_killed(hosts: Hosts, 
         assert ([], []) == (job.faults(), job.left())
 
 
-def test_a_job_on_etcd_goes_on_when_its_first_machine_dies(hosts: Hosts) -> None:
+def test_job_on_etcd_continues_when_its_first_machine_dies(hosts: Hosts) -> None:
     with met(hosts, "etcd", "2:3", **QUICK) as job:
         agents = [job.start(hosts[0])]
         job.wait_for(lambda: agents[0].parts("rendezvous"), "the first agent's rendezvous")

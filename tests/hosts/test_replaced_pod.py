@@ -12,7 +12,7 @@ from tests.hosts._team import Team, team
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.34)]
 
 
-def test_it_gets_its_place_and_no_restart_is_used(hosts: tuple[Host, ...]) -> None:
+def test_replacement_pod_gets_the_lost_pods_place_and_uses_no_restart(hosts: tuple[Host, ...]) -> None:
     first, lost, replacement, _ = hosts
     with team("--max-restarts=3", "--rdzv-conf=heartbeat_timeout=4") as job:
         agents = [job.start(host, variables=variables(pod, first)) for pod, host in enumerate((first, lost))]

@@ -35,7 +35,7 @@ _ENDED = re.compile(r"\[\d+\]")
 
 
 def missing() -> str:
-    """What is not on this machine; empty where all is there."""
+    """Return a text that names what this machine lacks; empty if nothing is missing."""
     lacking = [name for name in ("jupyterlab", "playwright") if find_spec(name) is None]
     lacking += [] if shutil.which("chromium") else ["Debian's package chromium"]
     return f"not on this machine: {', '.join(lacking)}" if lacking else ""
@@ -58,7 +58,7 @@ class Cell:
         return self
 
     def outputs(self, kind: str = "") -> list[Locator]:
-        """What it shows, in order; of one *kind* only, such as ``stdout`` or ``text/html``."""
+        """Return the cell's outputs in order; only those of *kind*, such as ``stdout`` or ``text/html``."""
         which = f'[data-mime-type$="{kind}"]' if kind else ""
         return self.locator.locator(f".jp-OutputArea-output{which}").all()
 
@@ -178,7 +178,7 @@ def lab(notebook: Path, folder: Path) -> Iterator[Notebook]:
 
 
 def _url(server: subprocess.Popen[Any], folder: Path) -> str:
-    """Where the server is, once it answers: it writes that down before."""
+    """Return the server's URL, which it writes to a file, once the server answers."""
     found = ""
 
     def answers() -> bool:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("elasticlib.__main__", "elasticlib.workers.child.program._main_definitions")
 """Compiled only: what these do needs whoever starts them."""
 EXTRAS = ("hypothesis", "pytest", "_pytest", "exceptiongroup", "etcd")
-"""What some modules need that elasticlib itself does not."""
+"""Packages that some modules need but elasticlib itself does not."""
 
 
 def modules():

@@ -23,7 +23,7 @@ SILENT = (
     "console/test_cli.py::test_a_job_that_succeeds_exits_with_0",
     "console/test_cli.py::test_a_script_that_ends_well_is_a_success",
     "ends/test_exit_timeout.py::test_threads_of_a_script_work_on_until_a_status_or_timeout[by default]",
-    "starting/test_fresh_program.py::test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process",
+    "starting/test_fresh_program.py::test_daemon_thread_that_catches_its_end_does_not_end_the_process",
     "calls/test_job.py::test_a_process_that_the_program_forks_has_no_jobs",
 )
 """Tests of ``tests/process`` that hold that a launch says nothing: here it says which guarantee is weaker."""
@@ -58,7 +58,7 @@ def instructions(answers: Mapping[int, int]) -> bytes:
 
 
 def refuse(error: int, only: frozenset[str] = frozenset()) -> None:
-    """Have this process, and all that it starts from now on, find late calls refused; *only* these, where there are."""
+    """Make the kernel refuse late calls of this process and its new children; *only* these, if given."""
     calls = CALLS[platform.machine()]
     answers = {
         number: errno.ENOSYS if name in NEVER_EPERM else error

@@ -22,7 +22,7 @@ CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 LIMIT = 1800.0
 """Seconds that a row's tests may take."""
 WITHOUT_TORCH = ("numpy",)
-"""What tests need that torch usually brings."""
+"""Packages that tests need and that torch usually installs."""
 
 
 @frozen
@@ -39,14 +39,14 @@ class Row:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """What is run."""
+        """Return the paths of the tests to run."""
         if self.torch is None:
             return PURE
         return (*REAL, NAMES) if f"torch=={self.torch}" in CONSTRAINTS.read_text() else REAL
 
     @property
     def packages(self) -> list[str]:
-        """What pip is asked for."""
+        """Return the packages that pip installs."""
         extras = ["pytest", *(["dev"] if self.torch else [])]
         asked = settings()["options"]["install_requires"].split()
         asked += [each for extra in extras for each in settings()["options.extras_require"][extra].split()]
@@ -66,7 +66,7 @@ ROWS = (
 
 @frozen
 class Outcome:
-    """What came of a row."""
+    """Result of a row."""
 
     row: Row
     words: str
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def is_bad(self) -> bool:
-        """Whether elasticlib failed there; an interpreter that is not here is nobody's fault."""
+        """Return whether elasticlib failed there; a missing interpreter is not a failure."""
         return self.words not in ("good", "not here")
 
 
@@ -128,7 +128,7 @@ def _environment(row: Row, base: Path, cache: Path, say: Callable[[str], object]
 
 
 def judge(row: Row, imports: str, status: int, report: Path, log: Path, seconds: float) -> Outcome:
-    """What the imports' exit *status* and pytest's *report* say."""
+    """Return the outcome from the imports' exit *status* and pytest's *report*."""
     if not report.exists():
         return Outcome(row, f"no test was run: {log}", imports)
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))

@@ -1,8 +1,9 @@
 """
-What the workers of the process tests do; each tells what it finds, and none of it imports pytest.
+Functions that the workers of the process tests run; the module does not import pytest.
 
-A worker says that it is at work by a file of its own in the folder it was given, which holds the pids of
-the chain above it; what then ends it is the test's business.
+Each function reports its findings. A worker reports that it runs by a file of its own in the given
+folder. The file holds the pids of the worker and of the processes above it. The test decides how
+the worker ends.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def say(path: Path, text: str) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
@@ -67,7 +68,7 @@ def works_on_in_round(first: int, folder: Path) -> dict[str, int]:
 
 
 def variable(name: str) -> tuple[str | None, int]:
-    """What the environment holds here, and which fork server this worker came from."""
+    """Return the value of the variable in this worker, and the pid of its fork server."""
     return os.environ.get(name), chain()["fork server"]
 
 
@@ -286,7 +287,7 @@ def waits_in_a_collective(folder: Path, where: str) -> None:
 
 
 def saves_when_interrupted(folder: Path, seconds: float) -> None:
-    """What a training does at its end, without a handler: it takes its time, and then says that it is done."""
+    """Simulate a training without a handler: when interrupted, it saves for *seconds*, then reports it."""
     at_work(folder)
     try:
         time.sleep(600)  # stands for work

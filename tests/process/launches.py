@@ -70,7 +70,7 @@ class Program:
         self.log: list[str] = []
         self._news = threading.Condition()
         self._silent = 0
-        """How many of its streams have ended."""
+        """Number of the program's streams that have ended."""
         self._readers = [
             threading.Thread(target=self._read, args=(file,)) for file in (self.popen.stdout, self.popen.stderr)
         ]

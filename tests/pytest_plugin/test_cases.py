@@ -150,7 +150,7 @@ OUTCOMES = {
 
 
 def unittest_of(code: str, folder: Path, *args: str) -> str:
-    """What unittest says of a suite, in a program that cannot import pytest."""
+    """Return the output of unittest for a suite, in a program that cannot import pytest."""
     (folder / "suite.py").write_text(code)
     (folder / "pytest.py").write_text("raise ImportError('there is no pytest')")
     (folder / "_pytest.py").write_text("raise ImportError('there is no pytest')")

@@ -1,4 +1,4 @@
-"""What a test is told as whose body, fixtures or workers end in an unusual way: as that, and not as passed."""
+"""Results of tests whose body, fixtures or workers end in an unusual way, not reported as passed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,9 @@ FAILED = {
 }
 
 
-def test_each_end_is_told_as_what_it_is(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_unusual_end_is_reported_as_such(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     pytester.makeconftest(CONFTEST)
     code = CODE.strip("\n")
@@ -193,7 +195,7 @@ def test_it(): pass
 """
 
 
-def test_modules_that_ranks_do_not_get_imported_are_told_with_the_line(run: Run, pytester: pytest.Pytester) -> None:
+def test_modules_not_imported_in_time_by_ranks_are_reported_with_line(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_before=BEFORE)
 
     result = run(SLOW_IMPORT, "test_before.py", "test_it.py")

@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items):
     assert not any(f"of {default}" in told[kind] or f"In {default}" in told[kind] for kind in ("sleep", "store"))
 
 
-def test_the_collective_is_told_to_which_a_rank_has_not_come(run: Run) -> None:
+def test_report_names_the_collective_that_a_rank_has_not_joined(run: Run) -> None:
     """Also of a group of some ranks, and where a test before has called others."""
     result = run(
         f"""{IMPORTS}
@@ -231,7 +231,7 @@ class Session:
         return found
 
     def hangs(self) -> bool:
-        """Whether both ranks are in the test."""
+        """Return whether both ranks have entered the test."""
         return (self._folder / "0").exists() and (self._folder / "1").exists()
 
 
@@ -257,7 +257,7 @@ def test_hangs(rank):
         session.process.communicate()
 
 
-def test_an_interrupt_tells_where_each_rank_is_and_leaves_nothing(session: Session) -> None:
+def test_interrupt_shows_where_each_rank_is_and_leaves_nothing(session: Session) -> None:
     session.process.send_signal(signal.SIGINT)
     output, _ = session.process.communicate(timeout=LIMIT)
 

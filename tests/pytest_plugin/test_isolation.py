@@ -251,7 +251,7 @@ def test_a_test_draws_the_same_numbers_in_any_order_and_each_rank_its_own(
     assert len(set(every)) == len(every)
 
 
-def test_the_seed_of_a_test_that_fails_is_told(run: Run) -> None:
+def test_report_shows_the_seed_of_a_failed_test(run: Run) -> None:
     result = run(
         """
 import pytest, torch

@@ -128,7 +128,7 @@ COVERED = "work.py *25 *1 *4 *0 *97% *31"
 
 
 def _gone(pytester: pytest.Pytester) -> int:
-    """How many processes of ranks were told of, of which none is left."""
+    """Return the number of reported rank processes, and check that all of them have ended."""
     pids = [int(pid) for file in pytester.path.glob("workers-*") for pid in file.read_text().split()]
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     return len(pids)

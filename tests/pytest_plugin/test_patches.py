@@ -1,4 +1,4 @@
-"""What ``monkeypatch`` and ``unittest.mock`` patch in pytest's process is so in the ranks, and only as long."""
+"""Patches by ``monkeypatch`` and ``unittest.mock`` in pytest's process: valid in ranks until undone."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_next():
     )
 
 
-def test_what_cannot_be_is_refused_by_name(run: Run) -> None:
+def test_fixtures_and_calls_that_ranks_cannot_have_are_refused_by_name(run: Run) -> None:
     result = run(
         IMPORTS
         + """

@@ -1,4 +1,4 @@
-"""How failures of ranks are shown, and what code that catches them finds."""
+"""Display of the failures of ranks, and the content of these errors for code that catches them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_failures_of_all_kinds_name_their_rank_and_the_next_test_works(run: Run)
 
 
 def _sections(text: str) -> list[tuple[str, str]]:
-    """What is shown of each failure, by the name of its test."""
+    """Return the name of each failed test with the report of its failure."""
     parts = text.partition("= FAILURES =")[2].partition("= short test summary info =")[0].split("\n______")
     return [(part.partition("\n")[0].strip("_ "), part) for part in parts[1:]]
 

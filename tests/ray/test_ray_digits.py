@@ -19,7 +19,7 @@ LIMIT = 200.0
 
 
 def run(cluster: Cluster, folder: Path, fail_rank: int) -> tuple[str, str]:
-    """What the example printed, and the accuracy in it."""
+    """Return the output of the example, and the accuracy in it."""
     done = subprocess.run(
         [sys.executable, SCRIPT, "--checkpoint-dir", folder, "--fail-rank", str(fail_rank)],
         env=environment(RAY_ADDRESS=cluster.address, RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1"),

@@ -38,7 +38,7 @@ _PARTS = ("machine", "agent", "rendezvous")
 
 @frozen
 class Case:
-    """What a cluster is made of."""
+    """Parameters of a simulated cluster."""
 
     rules: Rules
     nodes: int
@@ -55,7 +55,7 @@ class Case:
         return cluster.run()
 
     def breaks(self) -> InvariantBroken | None:
-        """What is wrong with its history, if anything is."""
+        """Return the violation of an invariant in its history, or None."""
         try:
             self.run()
         except InvariantBroken as broken:

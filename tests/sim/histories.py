@@ -30,7 +30,7 @@ RULES = Rules(2, 3, 3, last_call=2.0, heartbeat=10.0)
 PLAIN, TAMPERED = 24, 16
 """Jobs of each sort."""
 FEW = 6
-"""That are run before each test is run once."""
+"""Number of jobs that run before each test runs once."""
 VARIANTS = 4
 """Of each test of sessions, at most: the first two, and some of the others. Of other tests two are enough."""
 MODULES = ("test_session", "test_cluster", "test_adversary", "test_size", "test_flatness")

@@ -1,4 +1,4 @@
-"""What a job owes to its user under a plan of faults, beyond the invariants that always hold."""
+"""Promises of a job to its user under a plan of faults, beyond the invariants that always hold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def disturbed(plan: FaultPlan) -> frozenset[int]:
 
 
 def must_succeed(cluster: SimulatedCluster) -> bool:
-    """Whether enough nodes stay undisturbed, and restarts are left, so that the job must end well."""
+    """Return whether the job must succeed: enough undisturbed nodes and restarts remain."""
     plan, rules = cluster.plan, cluster.rules
     steady = frozenset(range(cluster.nodes)) - disturbed(plan)
     costly = sum(isinstance(fault, (FailWorker, Cut, Kill, Pause, Slow, Suspend)) for fault in plan)
@@ -47,7 +47,7 @@ def must_succeed(cluster: SimulatedCluster) -> bool:
 
 
 def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[AgentEnded | None]:
-    """How the first agent of each undisturbed machine ended."""
+    """Return the outcome of the first agent of each undisturbed machine."""
     steady = frozenset(range(cluster.nodes)) - disturbed(cluster.plan)
     return [cluster.machines[number].nodes[0].outcome for number in sorted(steady)]
 

@@ -1,8 +1,8 @@
 """
-Whoever reads and writes all that lies in the store can delay a job or end it, where it has a token; and no more.
+Jobs under an adversary that reads and writes all values in the store.
 
-What must hold is checked by the simulated cluster itself; without a token, that no step breaks and every agent can be
-ended.
+With a token, the adversary can delay a job or end it, and no more. The simulated cluster itself
+checks the invariants. Without a token, it checks that no step fails and every agent can be ended.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_node_with_destroyed_heartbeats_stops_before_others_start(coordinator: s
     assert ["succeeded"] * 3 == kinds(cluster)
 
 
-def test_node_with_a_stopped_launcher_hears_of_its_destroyed_heartbeat() -> None:
+def test_node_with_stopped_launcher_learns_of_its_destroyed_heartbeat() -> None:
     """
     It writes no other one that could be missed, and the store has acknowledged that one.
 
@@ -143,7 +143,7 @@ def test_node_that_reads_no_heartbeat_takes_its_own_for_lost() -> None:
 
 @pytest.mark.parametrize("at", [8.0, 20.0])
 @BOTH
-def test_whoever_was_in_a_job_does_not_begin_it_anew_where_all_was_deleted(coordinator: str, at: float) -> None:
+def test_former_nodes_do_not_start_a_job_again_if_all_was_deleted(coordinator: str, at: float) -> None:
     cluster = job(FailWorker(0, 3.0), Tamper(at, 0.0, where=("all",)), coordinator=coordinator)
     cluster.run()
 
@@ -152,7 +152,7 @@ def test_whoever_was_in_a_job_does_not_begin_it_anew_where_all_was_deleted(coord
         assert {"lost"} == set(kinds(cluster))
 
 
-def test_nodes_end_where_a_newcomer_begins_their_deleted_job_anew() -> None:
+def test_nodes_end_when_a_newcomer_starts_their_deleted_job_again() -> None:
     """He finds nothing of it: nobody could have told him."""
     away = [Cut(node, 7.5, 5.0) for node in range(3)]
     cluster = job(*away, Tamper(8.0, 0.0, where=("all",)), Join(3, 8.001), Join(4, 8.001))
@@ -162,7 +162,7 @@ def test_nodes_end_where_a_newcomer_begins_their_deleted_job_anew() -> None:
     assert ["lost"] * 3 == kinds(cluster)[:3]
 
 
-def test_node_that_asks_after_the_end_is_told_despite_two_refusals() -> None:
+def test_join_after_the_end_gets_the_outcome_despite_two_refusals() -> None:
     """It lives where it asks: what it has not read is written again for as long as its heartbeats come there."""
     rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(39.25, 40.0, 362429, 0.1, ("state", "hello", "inbox"), (245, 246, 279, 335))
@@ -175,8 +175,8 @@ def test_node_that_asks_after_the_end_is_told_despite_two_refusals() -> None:
     assert "changed by another writer" in told.outcome.why
 
 
-def test_node_asleep_through_its_loss_and_a_takeover_is_told_of_it() -> None:
-    """Who took over does not know whom the last one gave up; by its heartbeats no time has passed."""
+def test_node_asleep_during_its_loss_and_a_takeover_learns_of_the_loss() -> None:
+    """The successor does not know of the loss, and its heartbeats show no passed time."""
     rules = Rules(2, 3, 3, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     tamper = Tamper(2.5, 40.0, 615217, 0.1, ("beat",), (328, 329, 330, 337, 338))
     plan = FaultPlan((DeleteLeader(35.0), Suspend(2, 1.125, 36.25), tamper))
@@ -186,7 +186,7 @@ def test_node_asleep_through_its_loss_and_a_takeover_is_told_of_it() -> None:
     assert ["succeeded"] * 4 == kinds(cluster)
 
 
-def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> None:
+def test_node_that_returns_after_its_loss_at_the_end_learns_of_the_end() -> None:
     """He changes the state so that the end cannot be written, and hides heartbeats until nobody waits for the node."""
     rules = Rules(1, 1, 1, last_call=2.0, join_timeout=20.0, heartbeat=10.0)
     tamper = Tamper(4.875, 40.0, 55727, 0.1, ("state", "beat"), (151, 174, 252, 254, 282, 312))
@@ -196,7 +196,7 @@ def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> 
     assert ["succeeded"] == kinds(cluster)
 
 
-def test_node_asleep_through_the_end_is_told_despite_an_old_notice() -> None:
+def test_node_asleep_during_the_end_learns_of_end_despite_old_notice() -> None:
     """Its coordinator had forgotten how much it read, and began to number anew."""
     rules = Rules(2, 3, 1, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 44.354), PauseStore(0.021, 13.25)
@@ -230,7 +230,7 @@ def test_node_cut_off_until_the_job_has_ended_finds_no_memory_and_ends() -> None
 
 
 def test_memory_of_an_ended_job_is_put_back_where_no_node_of_it_is_left() -> None:
-    """Whoever reads it finds a round of nodes that are gone: they are lost, and the job ends once more."""
+    """The reader finds a round of exited nodes: they count as lost, and the job ends once more."""
     rules = Rules(2, 2, last_call=0.0, join_timeout=0.0, heartbeat=10.0)
     plan = FaultPlan((Flap(2, 0.0, 30.25, after=0.1), DeleteLeader(15.25), SetBack(15.25, 13.75)))
     cluster = SimulatedCluster(rules, 3, plan, "elected", seed=0, work=5.0, token=TOKEN).run()
@@ -279,7 +279,7 @@ def test_old_memory_without_a_round_gives_no_ranks_at_any_takeover() -> None:
     assert "closed" in kinds(cluster)
 
 
-def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> None:
+def test_second_request_for_ranks_is_answered_only_in_latest_mailbox() -> None:
     rules = Rules(2, 4, 2, last_call=30.0, join_timeout=60.0, heartbeat=10.0)
     tampers = (
         Tamper(29.375, 8.0, seed=856417, every=0.02, acts=(78,)),
@@ -291,7 +291,7 @@ def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> N
 
 
 def test_node_that_left_learns_nothing_from_a_missing_heartbeat() -> None:
-    """Where it would read is not known then."""
+    """Without the heartbeat, the place at which the node would read a notice is not known."""
     rules = Rules(3, 4, 0, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(19.625, 8.0, seed=924878, every=0.02, acts=(194, 212, 266, 267))
     plan = FaultPlan((Leave(1, 0.329), tamper))
@@ -308,7 +308,7 @@ def test_notice_delayed_by_a_slow_store_is_written_again_as_late_as_any() -> Non
     assert ["succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_successor_after_the_end_tells_a_node_despite_its_old_heartbeat() -> None:
+def test_successor_after_the_end_notifies_node_despite_old_heartbeat() -> None:
     rules = Rules(2, 4, 2, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tampers = Tamper(0.152, 60.0, seed=661361, acts=(6, 16, 22, 30, 98)), Tamper(23.25, 60.0, seed=535487, acts=(1,))
     plan = FaultPlan((Skew(1, 60.0, drift=-0.01), Slow(3, 57.125, 35.25, delay=2.0), *tampers))
@@ -317,7 +317,7 @@ def test_successor_after_the_end_tells_a_node_despite_its_old_heartbeat() -> Non
     assert ["lost", "lost", "lost"] == kinds(cluster)
 
 
-def test_node_that_has_read_the_end_is_told_again_after_a_forged_join() -> None:
+def test_node_that_read_the_end_is_notified_again_after_a_forged_join() -> None:
     """Its heartbeats are still there: it may be back, and not have read it."""
     rules = Rules(1, 3, 0, last_call=30.0, join_timeout=20.0, heartbeat=10.0)
     tamper = Tamper(0.095, 5.0, seed=756136, where=("leader", "state", "inbox"), acts=(8,))
@@ -325,26 +325,26 @@ def test_node_that_has_read_the_end_is_told_again_after_a_forged_join() -> None:
     CheckedCluster(rules, 3, plan, "fixed", seed=636, work=20.0, token=TOKEN).run()
 
 
-def test_node_heard_again_after_its_loss_is_told_as_long_as_any_other() -> None:
+def test_node_that_returns_after_its_loss_is_notified_as_long_as_any() -> None:
     pauses = Pause(2, 0.251, 36.5, what="agent"), Pause(2, 0.24, 17.25)
     rules = Rules(3, 4, 3, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
     CheckedCluster(rules, 3, FaultPlan(pauses), "fixed", seed=241, work=20.0, token=TOKEN).run()
 
 
-def test_spare_that_has_read_the_end_is_told_again_after_a_forged_join() -> None:
+def test_spare_that_read_the_end_is_notified_again_after_a_forged_join() -> None:
     rules = Rules(1, 1, 0, last_call=30.0, join_timeout=60.0, heartbeat=10.0)
     plan = FaultPlan([Tamper(3.375, 20.0, seed=284825, acts=(2, 4, 5, 7, 9, 16, 23))])
     CheckedCluster(rules, 3, plan, "elected", seed=566, work=5.0, token=TOKEN).run()
 
 
-def test_who_asks_after_the_end_and_sends_no_heartbeats_is_told_nothing() -> None:
+def test_join_after_the_end_without_heartbeats_gets_no_reply() -> None:
     rules = Rules(1, 2, 2, last_call=2.0, join_timeout=60.0, heartbeat=10.0, wait_for="max")
     faults = Slow(1, 0.016, 25.5), Pause(1, 38.0, 13.75, what="agent")
     tamper = Tamper(17.75, 20.0, seed=535567, acts=(13, 37))
     CheckedCluster(rules, 4, FaultPlan((*faults, tamper)), "fixed", seed=570, work=20.0, token=TOKEN).run()
 
 
-def test_node_that_has_read_an_end_is_told_anew_from_an_older_memory() -> None:
+def test_node_that_has_read_an_end_is_notified_again_from_older_memory() -> None:
     rules = Rules(2, 3, 1, last_call=2.0, join_timeout=60.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(0.129, 40.0, seed=27810, every=0.1, acts=(31, 36, 144, 151, 192))
     plan = FaultPlan((Cut(2, 0.009, 20.0), tamper))
@@ -373,7 +373,7 @@ def test_heartbeats_removed_on_both_sides_stop_a_node_in_time() -> None:
 
 
 @pytest.mark.parametrize("until", [15.0, 30.0])
-def test_ranks_withheld_for_long_are_the_nodes_once_it_was_heard_since(
+def test_node_gets_ranks_withheld_for_long_once_its_heartbeat_is_read(
     until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He deletes them from its mailbox, and the coordinator writes them again: nobody waits for ever."""
@@ -409,7 +409,7 @@ def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:
 
 
 @BOTH
-def test_a_request_for_ranks_that_was_removed_is_said_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_request_for_ranks_is_sent_again(coordinator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody knows then that the node is there, nor reads its heartbeats."""
     remove_the_first_wish(monkeypatch)
     cluster = CheckedCluster(evolve(RULES, min_nodes=1), 1, FaultPlan([NOTHING]), coordinator, token=TOKEN).run()
@@ -512,20 +512,20 @@ def test_a_mutant_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkey
 
 
 def check_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows for a job must be seen without a look into its sessions."""
+    """Remove the checks of sessions: the effect on a job must be visible without them."""
     monkeypatch.setattr(sys.modules[__name__], "CheckedCluster", SimulatedCluster)
 
 
 @pytest.mark.sampled
 @BOTH
-def test_a_node_that_never_says_again_that_it_waits_is_caught(
+def test_node_that_never_repeats_its_request_for_ranks_is_caught(
     coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_says_again_that_it_waits(monkeypatch)
     check_no_steps(monkeypatch)
 
     with pytest.raises(InvariantBroken, match="wait for ever"):
-        test_a_request_for_ranks_that_was_removed_is_said_again(coordinator, monkeypatch)
+        test_removed_request_for_ranks_is_sent_again(coordinator, monkeypatch)
 
 
 def test_node_working_on_beside_its_restarted_job_is_caught(
@@ -536,11 +536,11 @@ def test_node_working_on_beside_its_restarted_job_is_caught(
     check_no_steps(monkeypatch)
 
     with pytest.raises(InvariantBroken, match="run though their job began anew"):
-        test_nodes_end_where_a_newcomer_begins_their_deleted_job_anew()
+        test_nodes_end_when_a_newcomer_starts_their_deleted_job_again()
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 12, 3))
-def test_the_same_acts_are_no_trouble_without_a_mutant(start: int) -> None:
+def test_same_acts_break_nothing_without_a_mutant(start: int) -> None:
     for cluster in itertools.islice(telling(), start, start + 3):
         cluster.run()

@@ -73,7 +73,7 @@ DEATHS = [
     seed=st.integers(0, 9),
     coordinator=st.sampled_from(["fixed", "elected"]),
 )
-def test_a_node_that_goes_spends_no_restart_whatever_its_peers_say_of_it(
+def test_lost_node_uses_no_restart_whatever_its_peers_report(
     death: Fault, peers: list[tuple[int, float]], left: int, seed: int, coordinator: str
 ) -> None:
     """Nor ends it the job where none is left."""

@@ -1,7 +1,8 @@
 """
-Whatever goes wrong, the invariants hold after every step, nobody waits for ever, and what can end well does.
+Jobs with faults of any kind.
 
-The invariants are checked by the simulated cluster itself.
+The invariants hold after every step, no agent waits without end, and every job that can end well
+does. The simulated cluster itself checks the invariants.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def rounds(cluster: SimulatedCluster) -> list[list[str]]:
 
 
 def most_starts_in_a_minute(cluster: SimulatedCluster, machine: str) -> int:
-    """How often the workers of the machine were started in any 60 s, at most."""
+    """Return the largest number of worker starts on *machine* in any 60 s."""
     times = [
         each.at for each in cluster.history if isinstance(each, Started) and each.node.partition("/")[0] == machine
     ]
@@ -282,7 +283,7 @@ def test_outcome_of_large_failures_has_its_root_cause_within_seconds(
 
 
 @BOTH
-def test_store_that_takes_little_gets_less_and_the_outcome_is_told(coordinator: str) -> None:
+def test_small_store_gets_shorter_reports_and_all_nodes_get_outcome(coordinator: str) -> None:
     rules = Rules(4, 4, 0, heartbeat=10.0)
     cluster = run(*LARGE[:4], rules=rules, nodes=4, coordinator=coordinator, most_bytes=8_000)
 
@@ -307,7 +308,7 @@ def test_a_node_behind_a_cut_link_is_lost_when_its_heartbeats_are(coordinator: s
     assert 4.9 + RULES.heartbeat / 2 < end.at < 5.0 + RULES.heartbeat + 1.0
 
 
-def test_when_the_stores_process_dies_the_others_know_within_seconds() -> None:
+def test_nodes_detect_the_death_of_the_stores_process_within_seconds() -> None:
     cluster = run(Kill(0, at=5.0, what="rendezvous"))
 
     assert ["lost", "lost", "lost"] == kinds(cluster)
@@ -362,7 +363,7 @@ def test_a_newcomer_is_in_within_a_second(coordinator: str) -> None:
 
 
 @BOTH
-def test_a_message_is_heard_once_though_it_is_sent_again(coordinator: str) -> None:
+def test_message_that_is_sent_again_takes_effect_once(coordinator: str) -> None:
     """The connections break while the failure is on its way: however often it arrives, it costs one restart."""
     for thousandth in range(8):
         breaks = (Break(node, at=5.0 + thousandth / 2000) for node in range(3))
@@ -464,7 +465,7 @@ def test_workers_of_a_leaving_node_that_is_cut_off_go_before_others_start(cut: f
 
 
 @BOTH
-def test_workers_of_a_leaving_node_take_their_time_while_it_is_heard(coordinator: str) -> None:
+def test_workers_of_leaving_node_get_their_time_while_heartbeats_last(coordinator: str) -> None:
     plan = FaultPlan((Stubborn(2, 15.0, 60.0), Leave(2, 20.0)))
     cluster = CheckedCluster(Rules(2, 3, last_call=0.0, heartbeat=10.0), 3, plan, coordinator, seed=1, work=100.0)
     cluster.run()
@@ -475,7 +476,7 @@ def test_workers_of_a_leaving_node_take_their_time_while_it_is_heard(coordinator
 
 @pytest.mark.parametrize(("heartbeat", "absent"), [(1.0, 18.0), (1.0, 40.0), (3.0, 62.0)])
 def test_nobody_is_cut_off_while_no_node_coordinates_for_long(heartbeat: float, absent: float) -> None:
-    """Whoever takes over reads their heartbeats before it speaks."""
+    """A new coordinator reads the nodes' heartbeats before it sends any message."""
     rules = Rules(3, 3, last_call=0.0, heartbeat=heartbeat)
     cluster = CheckedCluster(rules, 3, FaultPlan(()), "elected", seed=3, work=100.0, token="secret")
     cluster.timeline.at(10.0, None, lambda: cluster.store is not None and cluster.store.usurp(absent))
@@ -519,7 +520,7 @@ def test_document_changed_under_a_live_coordinator_ends_the_job() -> None:
 
 @BOTH
 @pytest.mark.parametrize("after", [0.5, 1.0, 15.0])
-def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coordinator: str, after: float) -> None:
+def test_node_that_keeps_leaving_ends_few_rounds_and_others_continue(coordinator: str, after: float) -> None:
     """Its scheduler starts it again however it ended, for as long as the job runs."""
     rules = evolve(RULES, min_nodes=1)
     cluster = run(Flap(2, at=1.0, seconds=300.0, after=after), rules=rules, coordinator=coordinator, work=400.0)
@@ -533,7 +534,7 @@ def test_a_node_that_comes_and_goes_ends_few_rounds_and_the_others_work_on(coord
 
 
 @BOTH
-def test_where_too_few_are_left_the_end_names_the_node_that_came_and_went(coordinator: str) -> None:
+def test_timeout_names_the_node_that_kept_leaving_if_too_few_are_left(coordinator: str) -> None:
     rules = evolve(RULES, min_nodes=3, join_timeout=90.0)
     cluster = run(Flap(2, at=1.0, seconds=300.0), rules=rules, coordinator=coordinator)
 

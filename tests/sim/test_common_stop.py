@@ -121,7 +121,7 @@ faults = st.one_of(
     rules=st.sampled_from([RULES, ALL_NEEDED]),
     seed=st.integers(0, 9),
 )
-def test_nobody_returns_in_another_call_whatever_goes_wrong(
+def test_nodes_return_in_the_same_call_whatever_fails(
     notices: dict[int, float], troubles: list[Fault], coordinator: str, rules: Rules, seed: int
 ) -> None:
     cluster = run(notices, *troubles, rules=rules, coordinator=coordinator, seed=seed)

@@ -17,7 +17,7 @@ from tests.sim.simulator.host import Host
 
 RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
 FULL = Rules(1, 1, 3, last_call=0.0, heartbeat=1.0)
-"""Whoever comes besides the first node is a spare, and changes no round."""
+"""Rules for one node: each further node is a spare, and changes no round."""
 CYCLE = 5.0
 """Seconds in which one node comes, works and goes."""
 pytestmark = pytest.mark.sampled(0.25)
@@ -74,7 +74,7 @@ def test_the_keys_in_the_store_do_not_grow_with_the_rounds(coordinator: str) -> 
     assert max(counts[4:]) <= max(counts[:4]) <= 20
 
 
-def test_what_the_coordinator_writes_down_does_not_grow_but_for_names() -> None:
+def test_saved_state_of_the_coordinator_grows_only_by_names() -> None:
     cycles = 60
     cluster = coming_and_going(cycles, "elected")
 
@@ -108,7 +108,7 @@ def test_keys_do_not_grow_when_each_node_coordinates_in_its_turn() -> None:
 
 
 def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
-    """How many entries each collection in it has."""
+    """Add the number of entries of each collection in *value* to *found*; return *found*."""
     if attrs.has(type(value)):
         for each in attrs.fields(type(value)):
             sizes(getattr(value, each.name), f"{path}.{each.name}", found)
@@ -122,7 +122,7 @@ def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
 @pytest.mark.sampled(0.5)
 @BOTH
 @pytest.mark.parametrize("rules", [RULES, FULL], ids=["rounds", "spares"])
-def test_what_a_coordinator_and_a_node_remember_does_not_grow(
+def test_memory_of_coordinator_and_node_does_not_grow(
     rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
@@ -143,7 +143,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     assert {path for path, size in seen[-1].items() if size > max(each[path] for each in seen[1:-1])} == set()
 
 
-def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_state_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_places, "NAMES", 8)
     cycles = 60
     cluster = coming_and_going(cycles, "elected", FULL)

@@ -128,7 +128,7 @@ def test_a_mutant_is_caught(name: str, coordinator: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("coordinator", ["fixed", "elected"])
-def test_the_same_faults_are_no_trouble_without_the_mutant(name: str, coordinator: str) -> None:
+def test_same_faults_break_nothing_without_the_mutant(name: str, coordinator: str) -> None:
     _, rules, faults = MUTANTS[name]
 
     SimulatedCluster(rules, plan=plan_for(faults, coordinator), coordinator=coordinator).run()

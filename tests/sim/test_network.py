@@ -59,7 +59,7 @@ def test_a_broken_connection_may_have_written_what_it_did_not_acknowledge(scene:
     assert ["reset"] == scene.told
 
 
-def test_what_is_on_its_way_when_a_connection_breaks_is_lost(scene: Scene) -> None:
+def test_request_on_its_way_when_a_connection_breaks_is_lost(scene: Scene) -> None:
     scene.call("write", {"key": 1})
     scene.connection.reset("reset")
     scene.go_on()
@@ -77,7 +77,7 @@ def test_a_cut_link_delays_and_loses_nothing(scene: Scene) -> None:
     assert {"key": 1} == scene.store.values
 
 
-def test_what_a_client_has_given_up_still_arrives(scene: Scene) -> None:
+def test_request_that_a_client_has_given_up_still_arrives(scene: Scene) -> None:
     scene.call("write", {"key": 1})
     scene.connection.close()
     scene.go_on()
@@ -128,7 +128,7 @@ def test_entries_stay_until_they_are_discarded(scene: Scene) -> None:
     assert ["letter"] == [entry.data for entry in scene.told[-1]]
 
 
-def test_a_lease_is_free_when_it_is_not_renewed_and_who_waits_is_told(scene: Scene) -> None:
+def test_lease_ends_if_not_renewed_and_waiting_client_is_notified(scene: Scene) -> None:
     scene.call("seize", "one", 5.0)
     scene.call("seize", "two", 5.0)
     scene.call("changed", 1)
@@ -141,7 +141,7 @@ def test_a_lease_is_free_when_it_is_not_renewed_and_who_waits_is_told(scene: Sce
     assert [None, (2, False)] == scene.told[2:]
 
 
-def test_a_lease_that_is_renewed_goes_on(scene: Scene) -> None:
+def test_renewed_lease_continues(scene: Scene) -> None:
     scene.call("seize", "one", 5.0)
     scene.call("renew", 1, 20.0)
     scene.go_on(until=19.0)
@@ -149,7 +149,7 @@ def test_a_lease_that_is_renewed_goes_on(scene: Scene) -> None:
     assert scene.store.lease is not None and "one" == scene.store.lease.holder
 
 
-def test_who_held_the_lease_before_changes_nothing(scene: Scene) -> None:
+def test_former_leader_changes_nothing(scene: Scene) -> None:
     scene.call("seize", "one", 5.0)
     scene.go_on(until=5.5)
     scene.call("seize", "two", 5.0)

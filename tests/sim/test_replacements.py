@@ -21,7 +21,7 @@ def run(*faults: Fault, coordinator: str = "fixed", seed: int = 0) -> SimulatedC
 
 @settings(max_examples=FEWER)
 @given(after=st.floats(0.1, 20.0), dies=st.sampled_from([2.0, 5.0]), seed=st.integers(0, 9))
-def test_replacement_gets_the_place_of_a_dead_node_however_soon_it_comes(after: float, dies: float, seed: int) -> None:
+def test_replacement_gets_a_dead_nodes_place_even_if_started_at_once(after: float, dies: float, seed: int) -> None:
     cluster = run(Kill(1, at=dies), Join(1, at=dies + after), seed=seed)
 
     rounds = [record for record in cluster.history if isinstance(record, Finalized)]

@@ -1,7 +1,7 @@
 """
-What a node's session and its coordinator's mail do where jobs drawn by chance seldom come: at their ends and refusals.
+Sessions and coordinator mail in cases that random jobs seldom reach: their ends and refusals.
 
-That their invariants hold at every step is checked by the simulated cluster itself.
+The simulated cluster itself checks the invariants at every step.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def a_node_with(token: str, number: int = 2) -> Iterator[None]:
         ("", "another", "this node has a token, and the job runs without one"),
     ],
 )
-def test_node_with_another_token_ends_within_seconds_and_says_why(
+def test_node_with_another_token_ends_within_seconds_and_reports_why(
     coordinator: str, theirs: str, own: str, why: str
 ) -> None:
     with a_node_with(own):
@@ -137,7 +137,7 @@ def test_a_node_all_of_whose_messages_are_denied_ends_alone(coordinator: str) ->
 
 @BOTH
 def test_a_node_whose_heartbeats_are_denied_ends_alone(coordinator: str) -> None:
-    """What it has said before is in the store."""
+    """Messages that the node sent earlier are in the store."""
     with a_store_that_denies(lambda data: data.startswith(b"beat/n2/")):
         cluster = run(coordinator=coordinator)
 
@@ -145,7 +145,7 @@ def test_a_node_whose_heartbeats_are_denied_ends_alone(coordinator: str) -> None
 
 
 @BOTH
-def test_of_failures_that_are_denied_for_their_size_less_and_less_is_said(coordinator: str) -> None:
+def test_reports_refused_for_their_size_are_shortened_until_accepted(coordinator: str) -> None:
     fault = FailWorker(1, at=5.0, workers=8, text=20_000)
     with a_store_that_denies(lambda data: b'"failures":[{' in data and len(data) > 2_500, too_large=True):
         cluster = run(fault, rules=evolve(RULES, max_restarts=0), coordinator=coordinator)
@@ -166,14 +166,14 @@ def test_failures_that_are_denied_however_short_end_the_job(coordinator: str) ->
 
 @BOTH
 @pytest.mark.parametrize("moment", range(0, 32, 4))
-def test_a_job_ends_well_whose_connections_break_while_its_end_is_told(coordinator: str, moment: int) -> None:
+def test_job_succeeds_if_connections_break_while_its_end_is_announced(coordinator: str, moment: int) -> None:
     breaks = [Break(node, 60.05 + moment / 1000) for node in range(3)]
 
     assert ["succeeded"] * 3 == kinds(run(*breaks, coordinator=coordinator))
 
 
 @pytest.mark.parametrize("moment", range(0, 40, 4))
-def test_a_job_ends_well_whose_coordinator_dies_while_its_end_is_told(moment: int) -> None:
+def test_job_succeeds_if_its_coordinator_dies_while_end_is_announced(moment: int) -> None:
     slow = Slow(2, at=59.0, seconds=5.0, delay=0.01)
     cluster = run(slow, Kill(0, at=60.05 + moment / 1000), coordinator="elected")
 
@@ -181,7 +181,7 @@ def test_a_job_ends_well_whose_coordinator_dies_while_its_end_is_told(moment: in
 
 
 @pytest.mark.parametrize("at", [5.005, 5.05, 6.0, 9.0, 12.9, 13.1])
-def test_whoever_takes_over_while_a_node_is_leaving_goes_on(at: float) -> None:
+def test_successor_continues_after_a_takeover_while_a_node_is_leaving(at: float) -> None:
     """It has read more than is known of it, as it needs no notices any more."""
     cluster = run(Stubborn(2, 0.0, 8.0), Leave(2, 5.0), Kill(0, at), nodes=4, coordinator="elected")
 
@@ -197,7 +197,7 @@ def test_a_node_can_leave_at_any_moment_of_its_search(coordinator: str, cut: tup
         assert ["succeeded", "succeeded", "left"] == kinds(cluster)
 
 
-def test_where_nobody_can_take_the_office_the_job_ends_and_says_so() -> None:
+def test_job_ends_and_reports_why_when_no_node_can_become_leader() -> None:
     """Somebody holds it who does not coordinate."""
     cluster = CheckedCluster(RULES, coordinator="elected", work=600.0)
     assert cluster.store is not None
@@ -223,7 +223,7 @@ def test_request_counts_from_its_first_sending_despite_a_break(coordinator: str,
 
 @contextmanager
 def slow_agents(seconds: float) -> Iterator[None]:
-    """What came for an agent is taken only so long after."""
+    """Make each agent read a message only *seconds* after its arrival."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(member, "TAKEN", seconds)
         yield
@@ -240,7 +240,7 @@ def test_untaken_ranks_are_void_once_their_node_is_given_up(coordinator: str) ->
 
 @BOTH
 @pytest.mark.parametrize("seconds", [4.2, 4.7, 3.8, 5.0])
-def test_what_came_for_ranks_that_an_agent_has_given_up_is_not_told(coordinator: str, seconds: float) -> None:
+def test_messages_for_ranks_that_an_agent_gave_up_are_not_delivered(coordinator: str, seconds: float) -> None:
     """It is cut off while others end its round, and asks anew when it comes back."""
     with slow_agents(0.3):
         cut = Cut(2, at=5.0, seconds=seconds)
@@ -253,7 +253,7 @@ def test_what_came_for_ranks_that_an_agent_has_given_up_is_not_told(coordinator:
 
 
 @BOTH
-def test_a_node_that_cannot_say_what_it_brings_ends_alone(coordinator: str) -> None:
+def test_node_that_cannot_describe_itself_ends_alone(coordinator: str) -> None:
     start = NodeClient.start
 
     def describe() -> Descriptor:
@@ -274,7 +274,7 @@ def test_a_node_that_cannot_say_what_it_brings_ends_alone(coordinator: str) -> N
     assert "no port is free" in end.why
 
 
-def test_when_the_coordinator_broke_and_its_store_lives_all_end() -> None:
+def test_all_nodes_end_when_the_coordinator_breaks_but_its_store_lives() -> None:
     cluster = CheckedCluster(RULES, work=600.0)
 
     def stop() -> None:
@@ -291,7 +291,7 @@ def test_when_the_coordinator_broke_and_its_store_lives_all_end() -> None:
 
 @BOTH
 @pytest.mark.parametrize("broken", [False, True])
-def test_doubtful_greeting_is_looked_at_for_three_seconds_of_a_connection(coordinator: str, broken: bool) -> None:
+def test_invalid_greeting_is_checked_for_three_seconds_of_a_connection(coordinator: str, broken: bool) -> None:
     """A coordinator renews its own: somebody destroys it again and again."""
     cluster = CheckedCluster(RULES, 2, FaultPlan([Join(2, at=10.03), *([Break(2, at=12.0)] * broken)]), coordinator)
 
@@ -312,9 +312,7 @@ def test_doubtful_greeting_is_looked_at_for_three_seconds_of_a_connection(coordi
 @BOTH
 @pytest.mark.parametrize("lies", [None, b"", b"{}", "a seat", "another"])
 @pytest.mark.parametrize("token", [TOKEN, ""], ids=["signed", "open"])
-def test_a_root_cause_that_was_tampered_with_is_told_in_brief(
-    coordinator: str, lies: str | bytes | None, token: str
-) -> None:
+def test_altered_root_cause_is_reported_in_brief(coordinator: str, lies: str | bytes | None, token: str) -> None:
     fault = FailWorker(1, at=5.0, text=20_000)
     cluster = CheckedCluster(evolve(RULES, max_restarts=0), 3, FaultPlan([fault, NOTHING]), coordinator, token=token)
     others = {

@@ -85,7 +85,7 @@ def told(cluster: SimulatedCluster) -> list[tuple[str, int]]:
 
 
 @BOTH
-def test_every_node_is_told_the_whole_root_cause(coordinator: str) -> None:
+def test_every_node_gets_the_whole_root_cause(coordinator: str) -> None:
     found = told(failing(coordinator=coordinator))
 
     assert len(found) == 6
@@ -94,7 +94,7 @@ def test_every_node_is_told_the_whole_root_cause(coordinator: str) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.002, 0.005, 0.008, 0.011, 0.014, 0.02, 0.03, 0.2])
-def test_whoever_takes_over_amid_the_outcome_tells_all_the_same(delay: float) -> None:
+def test_successor_amid_the_outcome_sends_the_same_outcome_to_all(delay: float) -> None:
     found = told(failing(Kill(0, 5.0 + delay)))
 
     others = [each for each in found if each[0].partition("/")[0] != "n0"]

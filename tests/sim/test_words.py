@@ -1,4 +1,4 @@
-"""What is said for people decides nothing: with other words in every message, each decision is the same."""
+"""Texts for people, which decide nothing: other words in messages change no decision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _nonsense(text: str) -> str:
 
 
 def shape(value: Any) -> Any:
-    """What was decided: all but the sentences."""
+    """Return the decisions in *value*: all but the texts for people."""
     if attrs.has(type(value)):
         fields = {each.name: getattr(value, each.name) for each in attrs.fields(type(value))}
         return type(value), {name: bool(its) if _is_said(name, its) else shape(its) for name, its in fields.items()}
@@ -97,7 +97,7 @@ def run(cluster: SimulatedCluster) -> SimulatedCluster:
 
 
 @pytest.mark.parametrize("coordinator", ["fixed", "elected"])
-def test_other_words_change_no_decision(coordinator: str) -> None:
+def test_messages_with_other_text_change_no_decision(coordinator: str) -> None:
     """Failures, a dead agent, a dead machine, one that leaves, one that comes and goes, one that is cut off."""
     plan = FaultPlan(
         (
@@ -125,5 +125,5 @@ def test_other_words_change_no_decision(coordinator: str) -> None:
         st.just(20.0),
     )
 )
-def test_other_words_change_no_decision_of_drawn_jobs(cluster: SimulatedCluster) -> None:
+def test_messages_with_other_text_change_no_decision_of_drawn_jobs(cluster: SimulatedCluster) -> None:
     run(cluster)

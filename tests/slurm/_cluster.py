@@ -75,7 +75,7 @@ class Cluster:
     """The machines of the nodes, in their order."""
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What *command* prints, on the machine of slurmctld."""
+        """Return the output of *command*, run on the machine of slurmctld."""
         done = subprocess.run(self.head.entered(*command), env=self.environment(), capture_output=True, text=True)
         assert not check or done.returncode == 0, f"{command}: {done.returncode} {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What its tasks have written so far."""
+        """Output of the job's tasks so far."""
         return self._out.read_text(errors="replace") if self._out.exists() else ""
 
     def says(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
@@ -138,12 +138,12 @@ class Job:
         self.cluster.run("scontrol", "update", f"JobId={self.number}", "StartTime=now+3seconds")
 
     def facts(self) -> dict[str, str]:
-        """What ``scontrol show job`` says."""
+        """Return the fields that ``scontrol show job`` prints."""
         words = self.cluster.run("scontrol", "show", "job", "-o", self.number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def is_over(self) -> bool:
-        """Whether no process of it is left, as Slurm sees it."""
+        """Return whether Slurm reports that no process of the job is left."""
         return self.facts()["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING")
 
     def ends(self, limit: float = LIMIT) -> str:

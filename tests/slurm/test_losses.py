@@ -81,7 +81,7 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     print(f"allocation given back {time.monotonic() - began:.1f} s after the loss")
 
 
-def test_other_node_of_two_gives_back_what_a_lost_head_held(losing: Cluster, tmp_path: Path) -> None:
+def test_second_node_of_two_frees_the_allocation_when_the_head_is_lost(losing: Cluster, tmp_path: Path) -> None:
     job = started_with_files(losing, tmp_path, "1:2", 2)
 
     losing.workers[0].lose()

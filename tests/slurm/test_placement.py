@@ -58,7 +58,7 @@ def of_one_job(said: str, nodes: int) -> str:
 
 
 def on_terminal(slurm: Cluster, *command: str) -> str:
-    """What *command* prints on a terminal."""
+    """Return the output of *command* on a terminal."""
     line = slurm.head.entered("script", "-qefc", " ".join(command), "/dev/null")
     done = subprocess.run(line, env=slurm.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

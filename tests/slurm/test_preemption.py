@@ -51,7 +51,7 @@ def test_a_notice_of_the_scheduler_is_a_preemption(job: Job) -> None:
     assert "status 75" in job.said
 
 
-def test_a_job_that_its_owner_cancels_is_no_preemption(job: Job) -> None:
+def test_job_cancelled_by_its_owner_does_not_count_as_preempted(job: Job) -> None:
     job.cancel()
 
     assert "CANCELLED" == job.ends()

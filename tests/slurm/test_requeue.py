@@ -42,7 +42,7 @@ def start(slurm: Cluster, folder: Path, *options: str, command: str = "elasticru
     return slurm.start(folder, TRAIN, f"srun --kill-on-bad-exit=0 {command}", *options, header=HEADER)
 
 
-def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Cluster, tmp_path: Path) -> None:
+def test_preempted_job_returns_to_its_step_as_often_as_allowed(slurm: Cluster, tmp_path: Path) -> None:
     job = start(slurm, tmp_path)
     job.says("trains", times=2)
 
@@ -61,7 +61,7 @@ def test_a_preempted_job_comes_back_at_its_step_as_often_as_allowed(slurm: Clust
     assert 1 == int(job.facts()["Restarts"])
 
 
-def test_a_job_comes_back_whose_ranks_do_not_ask_for_notices(slurm: Cluster, tmp_path: Path) -> None:
+def test_job_is_requeued_although_its_ranks_never_check_for_notices(slurm: Cluster, tmp_path: Path) -> None:
     """The scheduler ended it, whether or not a checkpoint of the last step exists."""
     command = "elasticrun --max-restarts 0 --shutdown-timeout 3 --requeue 1 train.py"
     job = start(slurm, tmp_path, "--export=ALL,NEVER_ASKS=1", command=command)
@@ -75,7 +75,7 @@ def test_a_job_comes_back_whose_ranks_do_not_ask_for_notices(slurm: Cluster, tmp
     assert 1 == int(job.facts()["Restarts"]), job.said
 
 
-def test_only_the_task_of_an_array_that_was_preempted_comes_back(slurm: Cluster, tmp_path: Path) -> None:
+def test_only_the_preempted_task_of_an_array_is_requeued(slurm: Cluster, tmp_path: Path) -> None:
     """The last task has the number of the whole array, by which Slurm's commands change all tasks."""
     array = start(slurm, tmp_path, "--nodes=1", "--array=0-1")
     array.says("trains", times=2)
@@ -103,7 +103,7 @@ def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path
 
 
 @pytest.mark.parametrize("options", [[], ["--nodes=1"]])
-def test_a_cancelled_job_does_not_come_back(slurm: Cluster, tmp_path: Path, options: list[str]) -> None:
+def test_cancelled_job_is_not_requeued(slurm: Cluster, tmp_path: Path, options: list[str]) -> None:
     job = start(slurm, tmp_path, *options, command=f"elasticrun {'--standalone ' * len(options)}--requeue 1 train.py")
     job.says("trains", times=2 - len(options))
 
@@ -113,7 +113,7 @@ def test_a_cancelled_job_does_not_come_back(slurm: Cluster, tmp_path: Path, opti
     assert 0 == int(job.facts()["Restarts"])
 
 
-def test_a_job_whose_program_fails_does_not_come_back(slurm: Cluster, tmp_path: Path) -> None:
+def test_job_whose_program_fails_is_not_requeued(slurm: Cluster, tmp_path: Path) -> None:
     options = "--requeue 1 --max-restarts 0 --failure-exit 93"
     job = start(slurm, tmp_path, "--export=ALL,FAILS=1", command=f"elasticrun {options} train.py")
 

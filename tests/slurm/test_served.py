@@ -43,7 +43,7 @@ def server(slurm: Cluster) -> Iterator[str]:
         assert 0 == process.wait()
 
 
-def test_step_goes_on_without_its_first_node(slurm: Cluster, server: str, tmp_path: Path) -> None:
+def test_step_continues_without_its_first_node(slurm: Cluster, server: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (script := tmp_path / "job.sh").write_text(SCRIPT.format(address=server))
     job = slurm.submit(script, "--nodes=3", "--ntasks-per-node=1", "--no-kill", "--exclusive")

@@ -240,7 +240,7 @@ def test_interrupt_of_a_client_that_has_attached_leaves_the_job_running(clients:
     assert ALL == outcome(client)[0]
 
 
-def test_late_attached_program_says_who_has_the_results(clients: Clients) -> None:
+def test_late_attached_program_names_the_program_that_has_the_results(clients: Clients) -> None:
     client, job, attached = with_attached(clients)
 
     attached.send_signal(signal.SIGSTOP)
@@ -261,7 +261,7 @@ def test_program_that_ends_at_once_has_submitted_its_job(clients: Clients) -> No
     assert ALL == outcome(clients.start(attached=number))[0]
 
 
-def test_program_whose_job_is_refused_says_so_at_its_end(clients: Clients) -> None:
+def test_program_whose_job_is_refused_reports_that_at_its_end(clients: Clients) -> None:
     client = clients.start("go", partition="no-such")
     _, stderr = client.communicate(timeout=LIMIT)
 

@@ -53,7 +53,7 @@ def test_a_notice_before_the_start_is_a_preemption(job: Job) -> None:
     assert "node 0 ends with 75" in job.said, job.said
 
 
-def test_a_cancelled_step_is_no_preemption(job: Job) -> None:
+def test_cancelled_step_does_not_count_as_preemption(job: Job) -> None:
     job.cancel()
 
     assert "CANCELLED" == job.ends()

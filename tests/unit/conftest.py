@@ -1,4 +1,4 @@
-"""What each pure test must leave as it was, so that none depends on those before it."""
+"""State that each pure test must restore, so that no test depends on an earlier one."""
 
 from __future__ import annotations
 

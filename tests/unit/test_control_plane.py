@@ -33,7 +33,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_without_a_socket_there_is_no_server(told: list[str]) -> None:
+def test_no_server_starts_without_a_socket(told: list[str]) -> None:
     @worker_main()
     def main(value: int) -> int:
         return value + 1
@@ -51,7 +51,7 @@ def test_a_named_socket_is_served_while_the_function_runs(told: list[str], monke
 
 
 @pytest.mark.parametrize("socket", [None, "/run/worker"])
-def test_an_exception_is_written_to_the_error_file_and_goes_on(
+def test_exception_is_written_to_the_error_file_and_reraised(
     socket: str | None, told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
@@ -71,7 +71,7 @@ def test_an_exception_is_written_to_the_error_file_and_goes_on(
     assert ("shut down" in told) == (socket is not None)
 
 
-def test_an_exit_is_no_error(told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_exit_writes_no_error_file(told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
 
     with pytest.raises(SystemExit), worker_main():

@@ -72,7 +72,7 @@ def test_every_exception_survives_pickling(each: type[ElasticError]) -> None:
 
 
 @pytest.mark.parametrize("each", CLASSES)
-def test_every_exception_has_one_base_and_says_when_it_is_raised(each: type[ElasticError]) -> None:
+def test_every_exception_has_one_base_and_states_when_it_is_raised(each: type[ElasticError]) -> None:
     assert issubclass(each, ElasticError)
     assert (each.__doc__ or "").strip().startswith(("Raised ", "Base class"))
 
@@ -148,7 +148,7 @@ OF_TORCH = {"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "t
 
 
 @given(spoiled(json.dumps(OF_TORCH).encode()) | strange)
-def test_whatever_a_worker_writes_into_its_error_file_its_failure_is_told(content: bytes) -> None:
+def test_failure_is_reported_whatever_is_in_its_error_file(content: bytes) -> None:
     """Up to the note that goes to other nodes, and to the file of a launcher around this one."""
     with tempfile.TemporaryDirectory() as folder:
         path, other = os.path.join(folder, "error.json"), os.path.join(folder, "other.json")
@@ -173,7 +173,7 @@ def test_an_error_file_that_is_longer_than_any_is_left_alone(tmp_path: pathlib.P
     assert "exit status 1" in ProcessFailure(1, 7, 1, path).message
 
 
-def test_a_failure_without_an_error_file_says_how_the_worker_ended() -> None:
+def test_failure_without_an_error_file_states_how_the_worker_ended() -> None:
     """Rows 088 and 093."""
     read = ProcessFailure(0, 7, 3, "/nowhere/error.json")
 
@@ -218,7 +218,7 @@ def test_the_summary_holds_every_failure_and_the_root_cause() -> None:
         assert fact in root
 
 
-def test_the_summary_of_a_single_failure_says_that_there_is_no_other() -> None:
+def test_summary_of_a_single_failure_states_that_there_is_no_other() -> None:
     assert "<NO_OTHER_FAILURES>" in str(ChildFailedError("train.py", {0: failure()}))
 
 
@@ -228,7 +228,7 @@ def test_a_failed_job_without_failures_is_refused() -> None:
         ChildFailedError("train.py", {})
 
 
-def test_a_failure_says_on_which_host_it_was() -> None:
+def test_failure_text_names_the_host() -> None:
     text = str(ChildFailedError("train.py", {0: failure(0), 3: failure(3, host="node7", root=True)}))
 
     head, root = text.split("Root Cause")
@@ -236,7 +236,7 @@ def test_a_failure_says_on_which_host_it_was() -> None:
     assert "host      : node7" in root
 
 
-def test_the_agreed_root_cause_stands_whatever_the_clocks_say() -> None:
+def test_agreed_root_cause_stands_whatever_the_clocks_show() -> None:
     failures = {0: failure(0, timestamp=1.0), 3: failure(3, timestamp=9.0, secondary=True, root=True)}
 
     assert root_cause(failures)[0] == 3
@@ -282,14 +282,14 @@ NOTHING = "The worker ended with exit status 3 and left no exception"
         ({"exitcode": -64, "message": ""}, "ended by SIGRTMAX"),
     ],
 )  # fmt: skip
-def test_a_failure_has_a_line_that_says_what_and_where(facts: dict[str, Any], line: str) -> None:
+def test_failure_summary_states_what_happened_and_where(facts: dict[str, Any], line: str) -> None:
     made = ProcessFailure(0, 100, **{"exitcode": 1, "error_file": "", "timestamp": 1.0, **facts})
 
     assert line == made.summary()
 
 
 @given(text=st.text(), trace=st.text(), file=st.text(min_size=1))
-def test_a_line_is_one_line_whatever_the_worker_wrote(text: str, trace: str, file: str) -> None:
+def test_failure_summary_is_one_line_whatever_the_worker_wrote(text: str, trace: str, file: str) -> None:
     frame = f'  File "{file}", line 3'
     made = ProcessFailure(0, 100, 1, "", message=text, traceback=f"{BEGIN}{trace}\n{frame}\n{trace}", timestamp=1.0)
 
@@ -333,7 +333,7 @@ class Knows(ErrorHandler):
         return f"{message}, beside {error_file}: page fault"
 
 
-def test_the_summary_says_what_the_error_handler_adds_to_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_includes_what_the_error_handler_adds_to_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elasticlib.elastic.multiprocessing.errors, "get_error_handler", Knows)
     failures = {0: failure(0, -11), 1: failure(1, 3)}
 

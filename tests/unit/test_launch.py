@@ -51,7 +51,7 @@ class Agent:
     cause: BaseException | None
     made: list[Agent]
     leaves: str = ""
-    """What is in the error file of rank 0."""
+    """Contents of the error file of rank 0."""
 
     def __init__(self, spec: WorkerSpec, logs: DefaultLogsSpecs, start_method: str, **options: Any) -> None:
         self.spec, self.logs, self.start_method, self.options = spec, logs, start_method, options
@@ -144,7 +144,7 @@ def test_agent_concludes_with_its_own_error_only(
         ({"handler": "null"}, metrics.NullMetricHandler),
     ],
 )
-def test_the_metrics_of_a_launch_go_where_its_configuration_says(
+def test_metrics_of_a_launch_go_to_the_configured_handler(
     agent: type[Agent], asked: dict[str, str], handler: type
 ) -> None:
     launch_agent(config(metrics_cfg=asked), print)
@@ -282,7 +282,7 @@ def test_a_binding_that_cannot_be_is_refused_before_anyone_is_met(
 
 
 @pytest.mark.parametrize("asked", [7, None, "train.py", {"nproc_per_node": 2, "token": "s3cret"}, LaunchConfig])
-def test_what_is_no_configuration_is_refused_at_once_and_by_name(nothing_opens: None, asked: Any) -> None:
+def test_object_that_is_not_a_configuration_is_refused_at_once_by_name(nothing_opens: None, asked: Any) -> None:
     for call in (elastic_launch, launch_agent):
         with pytest.raises(ConfigError, match="not a LaunchConfig: give one, such as") as caught:
             call(asked, print)
@@ -385,7 +385,7 @@ def test_local_ranks_that_this_node_does_not_have_are_warned_of(
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:0", "[::1]:0"])
-def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: str) -> None:
+def test_private_endpoint_does_not_request_other_nodes(agent: type[Agent], endpoint: str) -> None:
     assert launch_agent(config(rdzv_endpoint=endpoint, rdzv_timeout=60), print) == {0: "a", 1: "b"}
 
 
@@ -464,7 +464,7 @@ def test_the_stop_time_is_the_configs_else_the_environments_else_30_s(
     assert agent.made[0].options["shutdown_timeout"] == seconds
 
 
-def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
+def test_agent_gets_all_requested_options(agent: type[Agent]) -> None:
     asked = config(
         role="trainer",
         max_restarts=5,
@@ -611,7 +611,7 @@ def test_a_scheduler_orders_the_nodes(agent: type[Agent], jobs: list[NodeJob], m
     assert [1] == [job.node_rank for job in jobs]
 
 
-def test_what_a_user_should_know_of_the_rendezvous_is_logged(
+def test_rendezvous_warnings_for_the_user_are_logged(
     agent: type[Agent], jobs: list[NodeJob], caplog: pytest.LogCaptureFixture
 ) -> None:
     launch_agent(config(**{**NODES, "run_id": "none"}), print)
@@ -629,7 +629,7 @@ class Handler:
         return str(self.params.backend)
 
 
-def test_a_back_end_of_someone_elses_gets_what_was_asked_for(
+def test_third_party_back_end_gets_all_requested_parameters(
     agent: type[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = _registry.RendezvousHandlerRegistry()
@@ -715,7 +715,7 @@ def test_temporary_logs_are_removed_after_a_success(agent: type[Agent]) -> None:
     assert agent.made[0].logs.root_log_dir == ""
 
 
-def test_temporary_logs_stay_after_a_failure_and_it_is_said_where(
+def test_temporary_logs_are_kept_after_a_failure_and_their_path_logged(
     fails_with_logs: type[Agent], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ChildFailedError):
@@ -741,7 +741,7 @@ def test_an_error_names_the_hosts_that_were_lost(fails_with_logs: type[Agent]) -
     assert ("n2",) == caught.value.lost_hosts
 
 
-def test_a_callers_specification_tells_of_its_last_launch(fails_with_logs: type[Agent], tmp_path: Path) -> None:
+def test_callers_logs_specs_name_the_folder_of_the_last_launch(fails_with_logs: type[Agent], tmp_path: Path) -> None:
     mine = DefaultLogsSpecs()
     kept = []
     for _ in range(2):

@@ -21,7 +21,7 @@ plain = st.text("ab\n;é", max_size=30)
 
 
 def text_of(part: str | Mark | Bar) -> str:
-    """What a worker or the tee writes for it."""
+    """Return the text that a worker or the tee writes for *part*."""
     if isinstance(part, Bar):
         label, state = part.label.encode(), part.state.encode()
         return written_bar(WORD, label, part.number, state, part.is_last).decode()
@@ -29,7 +29,7 @@ def text_of(part: str | Mark | Bar) -> str:
 
 
 def read(pieces: list[str]) -> list[str | Mark | Bar]:
-    """What a reader makes of *pieces*; text that lies side by side is one."""
+    """Return the texts, marks and bars that a reader finds in *pieces*; join adjacent texts."""
     reader, found = Reader(WORD), list[str | Mark | Bar]()
     for piece in pieces:
         for part in reader.feed(piece):
@@ -41,7 +41,7 @@ def read(pieces: list[str]) -> list[str | Mark | Bar]:
 
 
 @given(st.lists(st.one_of(plain, marks, bars), max_size=8), st.data())
-def test_marks_and_text_come_in_their_order_whatever_the_pieces(
+def test_marks_and_text_keep_their_order_however_they_are_split(
     parts: list[str | Mark | Bar], data: st.DataObject
 ) -> None:
     whole = "".join(map(text_of, parts))
@@ -77,7 +77,7 @@ def test_no_launch_leaves_an_expression_in_pythons_store_of_them(monkeypatch: py
     assert read([written(WORD, mark)]) == [mark]
 
 
-def test_what_begins_as_a_mark_and_is_none_is_not_held_for_ever() -> None:
+def test_text_that_begins_like_a_mark_is_not_kept_back_for_ever() -> None:
     begun = f"\x1b_elasticlib;{WORD};0;1;1;"
 
     assert read([begun, "x" * (1 << 16)]) == [begun + "x" * (1 << 16)]

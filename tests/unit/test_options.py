@@ -24,7 +24,7 @@ GOOD = {
 """A good value of each key that is no number."""
 
 
-def test_nothing_said_means_torchs_defaults_and_10_s_of_silence() -> None:
+def test_empty_options_mean_torchs_defaults_and_10_s_of_silence() -> None:
     options = read("c10d", {})
 
     assert (600.0, 30.0, 30.0) == (options.join_timeout, options.last_call, options.close_timeout)
@@ -49,7 +49,7 @@ def test_no_key_is_taken_and_then_ignored(backend: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("5", 5.0), (5, 5.0), (0.5, 0.5), (" 1.5 ", 1.5)])
-def test_numbers_come_as_text_or_typed(value: Any, seconds: float) -> None:
+def test_numbers_are_accepted_as_text_or_typed(value: Any, seconds: float) -> None:
     """Row 139."""
     assert seconds == read("c10d", {"last_call_timeout": value}).last_call
 
@@ -155,12 +155,12 @@ def test_timeout_is_the_older_name_of_join_timeout(backend: str, configs: dict[s
         (None, None),
     ],
 )
-def test_whether_this_node_hosts_is_a_word_or_a_truth_value(value: Any, expected: bool | None) -> None:
+def test_is_host_accepts_a_text_or_a_truth_value(value: Any, expected: bool | None) -> None:
     assert expected is read("c10d", {"is_host": value}).is_host
 
 
 @pytest.mark.parametrize("value", ["maybe", "", 2, "on", 1.5])
-def test_another_word_for_hosting_is_refused(value: Any) -> None:
+def test_invalid_is_host_value_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="is_host must be 1 or 0"):
         read("c10d", {"is_host": value})
 
@@ -193,8 +193,8 @@ def test_an_unknown_key_that_is_like_no_other_is_named_with_all_known_ones() -> 
     [("c10d", "ssl_cert", "etcd, etcd-v2, etcd-v3"), ("etcd", "is_host", "c10d"), ("c10d", "rank", "static")],
 )
 @pytest.mark.parametrize("value", ["1", "nonsense"])
-def test_a_key_of_another_back_end_says_which_one_has_it(backend: str, name: str, others: str, value: str) -> None:
-    """Whatever its value: nobody reads it."""
+def test_key_of_another_back_end_names_the_one_that_uses_it(backend: str, name: str, others: str, value: str) -> None:
+    """The message does not depend on the value, which is not read."""
     (said,) = read(backend, {name: value}).idle
 
     assert f"{name} has no effect with rdzv_backend='{backend}', only with {others}" in said
@@ -235,7 +235,7 @@ def test_backoff_of_repeated_writes_is_ignored_and_named_unless_0(value: Any, sa
 
 
 @pytest.mark.parametrize(("given", "word"), [("TCP", "tcp"), (" File ", "file")])
-def test_words_are_read_in_any_case(given: str, word: str) -> None:
+def test_text_options_are_read_in_any_case(given: str, word: str) -> None:
     assert word == read("c10d", {"store_type": given}).store_type
 
 
@@ -287,7 +287,7 @@ def test_a_key_without_its_certificate_has_no_effect_and_is_named() -> None:
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none()),
     ),
 )
-def test_whatever_is_said_is_taken_or_refused_with_a_config_error(backend: str, configs: dict[str, Any]) -> None:
+def test_any_options_are_accepted_or_refused_with_a_config_error(backend: str, configs: dict[str, Any]) -> None:
     try:
         found: Options | None = read(backend, configs)
     except ConfigError:
@@ -306,7 +306,7 @@ def test_whatever_is_said_is_taken_or_refused_with_a_config_error(backend: str, 
         ("a=1,b=3,a=2", {"a": "2", "b": "3"}),
     ],
 )
-def test_pairs_are_parted_by_commas_and_their_first_equals_sign(text: str, expected: dict[str, str]) -> None:
+def test_pairs_are_split_at_commas_and_at_the_first_equals_sign(text: str, expected: dict[str, str]) -> None:
     """Row 028."""
     assert expected == parse_conf(text)
 
@@ -315,7 +315,7 @@ def test_pairs_are_parted_by_commas_and_their_first_equals_sign(text: str, expec
     ("text", "named"),
     [("a", "a no value"), ("a=", "a no value"), ("=1", "pairs"), ("a=1,", "pairs")],
 )
-def test_what_is_no_pair_is_refused(text: str, named: str) -> None:
+def test_invalid_pair_is_refused(text: str, named: str) -> None:
     """Row 029."""
     with pytest.raises(ValueError, match=named):
         parse_conf(text)

@@ -1,4 +1,4 @@
-"""What happened: each record's text and weight, and the sink that logs it."""
+"""Records of events: each record's text and weight, and the sink that logs it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
     ],
 )
-def test_a_record_tells_its_facts_in_one_line(record: Record, text: str) -> None:
+def test_record_prints_its_facts_in_one_line(record: Record, text: str) -> None:
     assert str(record) == text
 
 
@@ -186,7 +186,7 @@ def test_survivors_are_named_with_what_it_means() -> None:
     ],
     ids=str,
 )
-def test_what_costs_time_or_needs_a_look_is_louder(record: Record, level: int) -> None:
+def test_records_that_cost_time_or_need_a_look_have_a_higher_level(record: Record, level: int) -> None:
     assert record.level == level
 
 
@@ -226,7 +226,7 @@ def test_a_sink_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCa
     assert entry.exc_info is not None
 
 
-def test_an_interrupt_in_a_sink_is_no_failure_of_it() -> None:
+def test_interrupt_in_a_sink_is_not_a_failure_of_the_sink() -> None:
     def interrupted(record: Record) -> None:
         raise KeyboardInterrupt
 

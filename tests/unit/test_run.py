@@ -1,4 +1,4 @@
-"""What a command line and ``PET_*`` variables ask for, without starting anything."""
+"""Requests of a command line and ``PET_*`` variables, without starting anything."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_an_abbreviation_of_two_options_is_refused(launches: Launches, capsys: p
         ["pa$$word", "--a_b", "--a-b=c_d"],
     ],
 )
-def test_what_follows_the_script_is_the_scripts_to_the_letter(launches: Launches, args: list[str]) -> None:
+def test_arguments_after_the_script_are_passed_unchanged(launches: Launches, args: list[str]) -> None:
     """Row 005."""
     main(["--max-restarts", "1", "train.py", *args])
 
@@ -388,7 +388,7 @@ def test_help_is_as_wide_as_the_terminal(
     assert columns - 10 <= max(map(len, help_text(capsys).splitlines())) <= columns
 
 
-def test_help_answers_whatever_the_variables_say(
+def test_help_is_printed_whatever_the_variables_contain(
     launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_STANDALONE", "true")
@@ -465,7 +465,7 @@ def test_an_unknown_start_method_of_the_environment_is_ignored_aloud(
 
 
 @pytest.mark.parametrize("word", ["cpu", "gpu", "xpu", "auto"])
-def test_words_for_the_number_of_workers_are_left_to_the_launch(launches: Launches, word: str) -> None:
+def test_text_for_the_number_of_workers_is_left_to_the_launch(launches: Launches, word: str) -> None:
     main(["--nproc-per-node", word, "train.py"])
 
     assert word == launches.config.nproc_per_node
@@ -600,7 +600,7 @@ def test_a_namespace_serves_programs_that_build_upon_torchs_parser() -> None:
     )
 
 
-def test_what_a_program_sets_in_the_namespace_is_what_is_launched(launches: Launches) -> None:
+def test_launch_uses_what_a_program_sets_in_the_namespace(launches: Launches) -> None:
     args = parse_args(["x.py"])
     args.nproc_per_node, args.max_restarts, args.module, args.training_script = "3", 2, True, "pkg.mod"
     args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "h:1", "job"
@@ -724,7 +724,7 @@ def test_a_step_of_slurm_needs_no_option(
     assert 1 == said.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20061, id 1.0.0" in said
 
 
-def test_one_node_of_a_step_says_what_was_filled_in(
+def test_only_one_node_of_a_step_prints_the_filled_in_options(
     launches: Launches, engine: Callable[[Mapping[str, str]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine(recorded.STEP)
@@ -802,7 +802,7 @@ def test_the_only_task_of_a_step_can_be_requeued(options: list[str]) -> None:
         (recorded.INTERACTIVE, [], "srun has not started this process"),
     ],
 )
-def test_the_error_says_why_no_job_can_be_requeued(environ: dict[str, str], options: list[str], why: str) -> None:
+def test_error_states_why_no_job_can_be_requeued(environ: dict[str, str], options: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=f"--requeue 1: .*{why}"):
         request_of(parse_args([*options, "--requeue", "1", "train.py"]), environ)
 
@@ -841,7 +841,7 @@ def test_a_configuration_has_no_place_for_rows_at_the_terminal(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(("use_env", "first"), [([], ("--local-rank=${local_rank}",)), (["--use_env"], ())])
-def test_the_legacy_command_passes_the_local_rank_unless_told_otherwise(
+def test_legacy_command_passes_the_local_rank_unless_use_env_is_given(
     launches: Launches, use_env: list[str], first: tuple[str, ...]
 ) -> None:
     """Row 044."""
@@ -893,7 +893,9 @@ STATIC = "--nnodes 2 --node-rank 1 --master-addr node0"
         ("--rdzv-backend mine --rdzv-endpoint x", "mine", "x", None),
     ],
 )
-def test_where_the_nodes_meet(launches: Launches, options: str, backend: str, endpoint: str, rank: int | None) -> None:
+def test_options_select_where_the_nodes_meet(
+    launches: Launches, options: str, backend: str, endpoint: str, rank: int | None
+) -> None:
     """Rows 021 and 023 to 025."""
     main([*options.split(), "train.py"])
 
@@ -942,7 +944,7 @@ def test_an_option_with_its_effect_is_not_talked_about(
     assert "" == capsys.readouterr().err
 
 
-def test_help_says_where_a_token_comes_from(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_states_where_a_token_is_read_from(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
     assert "variable ELASTICLIB_TOKEN" in " ".join(help_text(capsys).split())
 
 
@@ -969,7 +971,7 @@ def test_node_replaced_after_its_script_was_done_exits_with_0(
         (ConfigError("rdzv_endpoint='x:y' says a sentence"), "rdzv_endpoint='x:y' says a sentence"),
     ],
 )
-def test_what_the_launch_refuses_is_named_as_it_was_given(
+def test_option_refused_by_the_launch_is_named_as_it_was_given(
     launches: Launches, capsys: pytest.CaptureFixture[str], error: ConfigError, shown: str
 ) -> None:
     launches.fails = error
@@ -1021,7 +1023,7 @@ def test_preload_names_the_modules_that_are_imported_ahead(
         (["--log-line-prefix-template", ""], {"PET_LOG_LINE_PREFIX_TEMPLATE": "b"}, "c"),
     ],
 )
-def test_the_prefix_that_is_asked_for_beats_the_one_of_the_environment(
+def test_requested_prefix_overrides_the_one_in_the_environment(
     launches: Launches,
     monkeypatch: pytest.MonkeyPatch,
     options: list[str],
@@ -1049,7 +1051,7 @@ class Shtab(types.ModuleType):
 
 
 @pytest.mark.parametrize("option", ["--print-completion", "--print_completion", "--print-compl"])
-def test_a_completion_of_elasticrun_is_printed_whatever_stands_elsewhere(
+def test_completion_of_elasticrun_is_printed_whatever_else_is_given(
     launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", Shtab("shtab"))
@@ -1071,7 +1073,7 @@ def test_a_completion_for_an_unknown_shell_is_wrong_usage(
 
 
 @pytest.mark.parametrize(("shell", "status"), [("bash", 1), ("ksh", 2)])
-def test_a_completion_without_its_package_says_what_to_install(
+def test_completion_without_its_package_names_what_to_install(
     launches: Launches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shell: str, status: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
@@ -1109,7 +1111,7 @@ FAILURE = ProcessFailure(0, 11, 3, "", message="it broke", timestamp=1.0)
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_error_becomes_a_message_and_a_status(
+def test_error_becomes_a_message_and_an_exit_status(
     launches: Launches, capsys: pytest.CaptureFixture[str], error: BaseException, status: int, message: str
 ) -> None:
     """Row 088."""

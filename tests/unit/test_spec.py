@@ -1,4 +1,4 @@
-"""What was asked: defaults, order and rules of the specs."""
+"""Defaults, order and rules of the specs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_launch_config_works_alone() -> None:
     assert (None, "quiet", None) == (config.token, config.wait_for, config.node_rank)
 
 
-def test_a_notebooks_default_is_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_in_a_notebook_is_zero_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     outside = LaunchConfig()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))  # type: ignore[arg-type]
     inside = LaunchConfig()
@@ -163,7 +163,7 @@ def test_a_module_without_an_interpreter_is_refused() -> None:
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
-def test_the_number_of_workers_may_be_a_word(word: str) -> None:
+def test_number_of_workers_may_be_a_text(word: str) -> None:
     assert word == LaunchConfig(nproc_per_node=word).nproc_per_node
 
 
@@ -184,7 +184,7 @@ def test_specs_cross_processes() -> None:
     "facts",
     [{"local_world_size": 0}, {"monitor_interval": 0}, {"max_restarts": -1}],
 )
-def test_a_worker_spec_refuses_what_torch_refuses_and_says_why(facts: dict[str, Any]) -> None:
+def test_worker_spec_refuses_same_values_as_torch_and_states_why(facts: dict[str, Any]) -> None:
     """Row 166: torch raises an AssertionError without a word."""
     name, value = next(iter(facts.items()))
 
@@ -192,7 +192,7 @@ def test_a_worker_spec_refuses_what_torch_refuses_and_says_why(facts: dict[str, 
         spec(**facts)
 
 
-def test_text_says_nothing_of_a_virtual_local_rank() -> None:
+def test_text_as_virtual_local_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match="virtual_local_rank='no' must be True or False"):
         spec(virtual_local_rank="no")
 
@@ -220,7 +220,7 @@ def test_fn_beats_the_entry_point_as_in_torch() -> None:
 @pytest.mark.parametrize("make", [LaunchConfig, spec])
 @pytest.mark.parametrize("name", ["duplicate_stdout_filters", "duplicate_stderr_filters"])
 @pytest.mark.parametrize("value", ["loss", b"loss", ["loss", 5], 5, ["\ud800"]])
-def test_filters_that_are_no_list_of_texts_are_refused_by_name(make: Any, name: str, value: object) -> None:
+def test_filters_that_are_not_lists_of_texts_are_refused_by_name(make: Any, name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name}"):
         make(**{name: value})
 
@@ -266,7 +266,7 @@ def test_a_worker_spec_takes_numbers_of_other_libraries(name: str) -> None:
     assert (2, True) == (found, type(found) in (int, float))
 
 
-def test_what_torch_takes_for_nothing_is_nothing() -> None:
+def test_values_that_torch_treats_as_empty_become_empty() -> None:
     made = LaunchConfig(
         run_id=None,  # type: ignore[arg-type]
         rdzv_endpoint=None,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a group of workers is, and the steps of its life."""
+"""Groups of workers, and the steps of their life cycle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_state_can_be_reached_from_init() -> None:
     assert set(WorkerState) == reached
 
 
-def test_a_running_group_can_be_stopped_whatever_its_state() -> None:
+def test_running_group_can_be_stopped_in_any_state() -> None:
     running = [state for state in WorkerState if WorkerState.is_running(state)]
 
     assert all(WorkerState.STOPPED in NEXT[state] for state in running)
@@ -92,7 +92,7 @@ def test_the_story_is_of_the_last_steps() -> None:
     assert "STOPPED: stopped 99" == caught.value.story[-1]
 
 
-def test_what_a_hook_writes_into_the_state_is_no_step() -> None:
+def test_state_written_by_a_hook_does_not_count_as_a_step() -> None:
     """torch's agents may write there whatever they like."""
     group = WorkerGroup(spec())
     group.state = WorkerState.UNKNOWN

@@ -98,7 +98,7 @@ def test_fields_that_a_release_of_torch_lacks_have_our_defaults() -> None:
     assert as_launch_config(kind(1, 1, 2)) == LaunchConfig(1, 1, 2)
 
 
-def test_a_field_that_nothing_reads_is_named_unless_it_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_field_is_named_unless_it_has_its_default(caplog: pytest.LogCaptureFixture) -> None:
     more = [
         ("redirects", Any, dataclasses.field(default=Std.NONE)),
         ("tags", Any, dataclasses.field(default_factory=dict)),

@@ -181,7 +181,7 @@ def searches(file: pathlib.Path) -> list[int]:
     return [node.lineno for node in nodes if looks(node)]
 
 
-def test_the_text_of_others_alone_is_searched_for_words() -> None:
+def test_only_text_from_others_is_searched_for_wording() -> None:
     with without_garbage_collection():  # trees of all modules make little garbage and many objects to search
         found = {file.relative_to(HOUSE).as_posix() for file in HOUSE.rglob("*.py") if searches(file)}
 

@@ -1,4 +1,4 @@
-"""What others wrote, read without harm; and how often it is said that it was not."""
+"""Untrusted input: it is read without harm, and its refusals are logged at a limited rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_bytes_are_json_or_refused(data: bytes) -> None:
 
 
 @given(values | st.sampled_from([float("nan"), float("inf"), [[[]]]]), st.sampled_from(READERS))
-def test_what_a_reader_takes_it_takes_again_as_the_same(value: Any, read: Any) -> None:
+def test_reader_accepts_its_own_output_unchanged(value: Any, read: Any) -> None:
     try:
         taken = read(value)
     except ValueError as error:
@@ -45,7 +45,7 @@ def test_a_value_nested_without_end_can_be_spoken_of() -> None:
 
 
 @given(st.text(st.characters()))
-def test_ones_own_text_becomes_a_name(text: str) -> None:
+def test_own_text_becomes_a_valid_name(text: str) -> None:
     assert _untrusted.name(_untrusted.as_name(text))
 
 
@@ -57,13 +57,13 @@ def refused(times: list[float], kind: str = "report") -> list[str | None]:
     return said
 
 
-def test_the_first_refusals_are_said_and_the_rest_are_counted() -> None:
+def test_first_refusals_are_logged_and_the_rest_are_counted() -> None:
     more = "why (2 more messages of this kind were rejected before)"
 
     assert ["why", "why", None, None, more, "why", None] == refused([0.0, 0.0, 1.0, 59.9, 60.0, 61.0, 62.0])
 
 
-def test_refusals_now_and_then_are_all_said() -> None:
+def test_occasional_refusals_are_all_logged() -> None:
     assert ["why"] * 4 == refused([0.0, 60.0, 120.0, 1000.0])
 
 
@@ -76,7 +76,7 @@ def test_many_refusals_of_one_kind_hide_none_of_another() -> None:
 
 
 @pytest.mark.parametrize("count", [10, 1000])
-def test_what_is_remembered_of_refusals_does_not_grow(count: int) -> None:
+def test_memory_of_refusals_does_not_grow(count: int) -> None:
     refusals = Refusals()
     for number in range(count):
         refusals, _ = refusals.refuse("report", str(number), float(number))

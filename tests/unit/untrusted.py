@@ -1,4 +1,4 @@
-"""What a stranger may write: bytes, JSON of any kind, and something good with one part of it made bad."""
+"""Values of an untrusted writer: bytes, any JSON, and good values with one bad element."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NASTY_JSON = (
     b"1" * 5000,
     b"1e-999999999",
 )
-"""What no value of ours is written as."""
+"""JSON texts that our code never writes."""
 _MARK = "here goes what cannot be written otherwise"
 
 scalars = (

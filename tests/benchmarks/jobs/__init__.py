@@ -1,1 +1,1 @@
-"""What the benchmarks launch: worker scripts and one program that calls the Python interface."""
+"""Programs that the benchmarks launch: worker scripts and one that calls the Python interface."""

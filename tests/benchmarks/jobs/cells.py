@@ -1,4 +1,4 @@
-"""What a notebook's cell has its workers do, whichever library starts them: they import it."""
+"""Worker functions of a notebook's cell, under each library: the workers import them."""
 
 import os
 import time
@@ -26,4 +26,4 @@ def writes(rank: int, count: int, pause: float, is_loud: bool = True) -> None:
 
 
 def nothing() -> None:
-    """What the shortest launch does."""
+    """Do nothing: the function of the shortest launch."""

@@ -29,7 +29,7 @@ WORKERS = 2
 BIG = 32 << 20
 VALUE = "the result"
 kept: list[Any] = []
-"""What lives until the worker's modules are cleared."""
+"""Objects that live until the worker's modules are cleared."""
 
 
 @frozen

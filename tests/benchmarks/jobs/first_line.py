@@ -1,4 +1,4 @@
-"""What the workers of ``jobs/calls.py`` run: in a module of its own, so that importing it costs next to nothing."""
+"""Worker function of ``jobs/calls.py``, in its own module: its import costs next to nothing."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the workers of ``jobs/calls.py`` run where a call trains: in a module of its own, which imports as users do."""
+"""Worker function of ``jobs/calls.py`` for calls that train: this module imports as users do."""
 
 import time
 

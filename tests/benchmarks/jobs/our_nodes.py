@@ -109,7 +109,7 @@ class Nodes:
         return self._assigned()
 
     def write(self, workers: int, length: int) -> None:
-        """What so many workers of each node will say."""
+        """Prepare the failure notes of *workers* workers of each node."""
         self._notes = {number: _notes(number, workers, length) for number in self._numbers}
 
     def fail(self) -> list[tuple[float, int]]:
@@ -171,7 +171,7 @@ class Nodes:
 
 
 def _notes(number: int, workers: int, length: int) -> tuple[FailureNote, ...]:
-    """What no store can make small, of a failure after which no restart is made."""
+    """Return notes of a failure without a restart, with random texts that no store can make small."""
     chance = random.Random(number)
 
     def text() -> str:

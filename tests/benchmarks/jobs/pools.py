@@ -21,7 +21,7 @@ from tests.benchmarks.launchers import LAUNCHERS
 
 
 def nothing() -> int:
-    """What the shortest call does."""
+    """Return 1: the function of the shortest call."""
     return 1
 
 

@@ -25,10 +25,11 @@ from accelerate.test_utils.scripts import test_notebook  # noqa: E402
 
 class Queue:
     """
-    What `test_fault_tolerant` takes its count from: the restarts that are left to fail, the same for all workers.
+    Source of the count in `test_fault_tolerant`: the restarts left to fail, equal for all workers.
 
-    A queue between processes makes that test a matter of luck, under every launcher: a worker that is stopped while it
-    reads keeps the lock, and one that finds it empty leaves the others waiting for it in their process group.
+    With a queue between processes that test depends on luck, under every launcher. A worker that is
+    stopped while it reads keeps the lock. A worker that finds the queue empty leaves the others
+    waiting for it in their process group.
     """
 
     count = 0

@@ -1,4 +1,4 @@
-"""What a script can ask torch and its environment about the launcher; the last rank may fail under torch's `record`."""
+"""Launcher facts from torch and the environment; the last rank may fail under torch's `record`."""
 
 import json
 import os

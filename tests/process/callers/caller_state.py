@@ -36,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def facts() -> dict[str, Any]:
-    """What a child process has from its parent."""
+    """Return the attributes that a child process has from its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found: dict[str, Any] = {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
     limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]

@@ -27,7 +27,7 @@ Reply = Callable[[Mapping[str, Any]], None]
 
 @frozen
 class Debugged:
-    """What was seen of a program that ran under the debugger."""
+    """Observations of a program that ran under the debugger."""
 
     status: int
     stdout: str
@@ -47,7 +47,7 @@ class _Seen:
     sessions: list[_Session] = field(factory=list)
 
     def close(self) -> None:
-        """Have the adapter end, which waits for its clients to go."""
+        """Close all sessions, so that the adapter ends: it waits for its clients to disconnect."""
         for session in self.sessions:
             session.close()
 

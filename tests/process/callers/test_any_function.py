@@ -434,7 +434,7 @@ def test_launches_with_large_arguments_leave_no_descriptor() -> None:
 # What was edited.
 
 
-def test_edited_module_is_new_in_workers_and_said_once_an_edit(tmp_path: Path) -> None:
+def test_workers_import_an_edited_module_and_log_shows_each_edit_once(tmp_path: Path) -> None:
     program = """
         import logging, os, sys
         logging.basicConfig(stream=sys.stdout, format="%(message)s")

@@ -45,7 +45,7 @@ def run_as_root(code: str, timeout: float = 120) -> subprocess.CompletedProcess[
 
 @functools.cache
 def rows(part: str, method: str) -> dict[str, dict[str, Any]]:
-    """What the program of `caller_state` has seen, by row."""
+    """Run the program of `caller_state`; return its results by row."""
     code = f"from tests.process.callers.caller_state import main; main({part!r}, {method!r})"
     done = run_as_root(code) if part == "key" else run_python("-c", code)
     assert 0 == done.returncode, done.stderr
@@ -69,7 +69,7 @@ def test_worker_sets_what_the_caller_has_and_the_fork_server_stays(method: str, 
 
 
 @pytest.mark.parametrize("name", OF_THE_FORK_SERVER)
-def test_what_a_worker_cannot_set_starts_another_fork_server(name: str) -> None:
+def test_new_fork_server_starts_for_state_that_a_worker_cannot_set(name: str) -> None:
     row = row_of("key", "forkserver", name)
 
     assert {} == row["differ"]

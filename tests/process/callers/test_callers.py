@@ -101,7 +101,7 @@ print([thread.name for thread in threading.enumerate()])
 """
 
 
-def test_launch_without_free_descriptors_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_launch_without_descriptors_names_limit_and_leaves_nothing(tmp_path: Path) -> None:
     """Besides the reaper with the idle fork server."""
     done = run_python("-c", LAUNCH_WITHOUT_DESCRIPTORS, str(tmp_path))
 
@@ -147,7 +147,7 @@ def test_a_launch_from_another_thread_leaves_signal_handlers_alone(tmp_path: Pat
 
 
 def process_wide_state() -> dict[str, Any]:
-    """What a library has no business to change in its caller."""
+    """Return the state that a library must not change in its caller."""
     umask = os.umask(0)
     os.umask(umask)
     return {

@@ -47,7 +47,7 @@ main()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_it_stops_in_each_rank_of_a_function(method: str, tmp_path: Path) -> None:
+def test_debugger_stops_in_each_rank_of_a_function(method: str, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(FUNCTION)
 
     seen = debug(script, "# here", [str(script), method], tmp_path)
@@ -59,7 +59,7 @@ def test_it_stops_in_each_rank_of_a_function(method: str, tmp_path: Path) -> Non
         assert 2 == len(seen.attached)
 
 
-def test_it_stops_in_each_rank_of_a_pool(tmp_path: Path) -> None:
+def test_debugger_stops_in_each_rank_of_a_pool(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(POOL)
 
     seen = debug(script, "# here", [str(script)], tmp_path)
@@ -70,7 +70,7 @@ def test_it_stops_in_each_rank_of_a_pool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [["train.py"], ["-m", "train"], ["--no-python", "python", "train.py"]], ids=" ".join)
-def test_it_stops_in_each_rank_of_a_script(way: list[str], tmp_path: Path) -> None:
+def test_debugger_stops_in_each_rank_of_a_script(way: list[str], tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(SCRIPT)
 
     seen = debug(script, "# here", ["-m", "elasticlib.run", "--nproc-per-node", "2", *way], tmp_path)
@@ -81,7 +81,7 @@ def test_it_stops_in_each_rank_of_a_script(way: list[str], tmp_path: Path) -> No
     assert 2 == len(seen.attached)
 
 
-def test_it_stops_in_each_rank_of_a_test(tmp_path: Path) -> None:
+def test_debugger_stops_in_each_rank_of_a_test(tmp_path: Path) -> None:
     """A look takes its time: the limit of the test does not count."""
     (script := tmp_path / "test_it.py").write_text(
         "import os, pytest\n\n@pytest.mark.elastic(nproc=2, timeout=0.1)\ndef test_ranks():\n"

@@ -39,7 +39,7 @@ def double(value: Any, times: int = 2) -> Any:
 
 
 def sum_of_ranks() -> int:
-    """What an all_reduce of all ranks gives; also proves that the group can be made."""
+    """Return the all_reduce of all ranks; also proves that the group can be made."""
     import torch
     import torch.distributed as dist
 
@@ -51,7 +51,7 @@ def sum_of_ranks() -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_results_come_back_by_global_rank(method: str) -> None:
+def test_results_are_returned_by_global_rank(method: str) -> None:
     """Row 163, with keyword arguments too."""
     config = LaunchConfig(nproc_per_node=3, start_method=method, **BARE)  # type: ignore[arg-type]
 
@@ -59,7 +59,7 @@ def test_results_come_back_by_global_rank(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_result_of_any_size_comes_back(method: str) -> None:
+def test_result_of_any_size_is_returned(method: str) -> None:
     """Row 175: far more than any pipe holds."""
     results = launch(2, double, b"x" * 30_000_000, start_method=method, **BARE)
 
@@ -157,7 +157,7 @@ def test_a_failure_with_no_restart_left_ends_the_job(tmp_path: Path) -> None:
 
 
 def key_of_the_last_attempt() -> bool:
-    """Whether a key that attempt 0 wrote into the workers' store can be seen in attempt 1."""
+    """Return whether attempt 1 sees a key that attempt 0 wrote into the workers' store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -208,7 +208,7 @@ def test_tee_reaches_the_console_with_prefixes(tmp_path: Path, capfd: pytest.Cap
     assert 2 == len(list(tmp_path.glob("*/attempt_0/*/stdout.log")))
 
 
-def test_tee_goes_to_the_streams_that_python_prints_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tee_prints_to_the_streams_that_python_prints_to(capsys: pytest.CaptureFixture[str]) -> None:
     """In notebooks and under test runners ``sys.stdout`` is not descriptor 1."""
     launch(1, say, "hello", logs_specs=DefaultLogsSpecs(tee=Std.OUT), **BARE)
 
@@ -253,7 +253,7 @@ def served(port: int) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_round_has_the_port_that_was_asked_for(method: str) -> None:
+def test_every_round_has_the_requested_port(method: str) -> None:
     """Nobody holds the listener of the round before: neither who was forked from the caller, nor its reaper."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

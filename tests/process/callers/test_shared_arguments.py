@@ -1,4 +1,4 @@
-"""What multiprocessing can share is shared with the workers, as torch's spawn shares it; no descriptor is a number."""
+"""Sharing of multiprocessing objects with workers, as in torch's spawn: no descriptor as a number."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def use_all(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_multiprocessing_can_share_is_shared(method: str) -> None:
+def test_objects_that_multiprocessing_can_share_are_shared(method: str) -> None:
     context = mp.get_context(method if method != "forkserver" else "spawn")
     queue, simple, event, lock = context.Queue(), context.SimpleQueue(), context.Event(), context.Lock()
     value, barrier, array = context.Value("i", 0), context.Barrier(2), context.Array("i", 2)
@@ -89,7 +89,7 @@ def send(end: Any, text: str) -> str:
     return text
 
 
-def test_an_end_of_a_pipe_is_no_number(tmp_path: Path) -> None:
+def test_pipe_end_as_argument_works_in_worker_and_pool(tmp_path: Path) -> None:
     reader, writer = mp.Pipe(duplex=False)
     for method in ("forkserver", "spawn"):
         elastic_launch(settings(1, start_method=method), send)(writer, method)
@@ -142,7 +142,7 @@ def take(_: object) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: selectors.SelectSelector(), lambda: Holder(1), threading.Lock])
-def test_what_holds_a_number_is_refused_by_name(make: Callable[[], object]) -> None:
+def test_object_with_descriptor_number_or_lock_is_refused_by_name(make: Callable[[], object]) -> None:
     with pytest.raises(PicklingError, match="argument 0 of take, a "):
         elastic_launch(settings(1), take)(make())
 
@@ -164,7 +164,7 @@ def test_shared_memory_outlives_the_workers_that_got_it(method: str) -> None:
         memory.unlink()
 
 
-def test_what_was_made_for_forked_processes_is_refused() -> None:
+def test_lock_of_the_fork_context_is_refused() -> None:
     with pytest.raises(PicklingError, match=r"argument 0 of take, a Lock, cannot be sent .*fork context"):
         elastic_launch(settings(1), take)(mp.get_context("fork").Lock())
 

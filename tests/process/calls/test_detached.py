@@ -1,4 +1,4 @@
-"""What a worker detached on purpose: processes in sessions of their own."""
+"""Processes that a worker detached on purpose, in sessions of their own."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ OURS = (b"_reaper.py", b"_fork_server", b"program.py")
 
 
 def belongs_to_nobody(pid: int) -> bool:
-    """Whether *pid* has ended, or whatever of elasticlib was above it has."""
+    """Return whether *pid* has ended, or elasticlib's process above it has."""
     try:
         command = Path(f"/proc/{duties.parent_of(pid)}/cmdline").read_bytes()
     except OSError:
@@ -207,7 +207,7 @@ def test_detached_processes_outlive_a_program_that_succeeds(method: str, end: li
     assert "detached" not in stderr
 
 
-def test_what_functions_detached_outlives_their_success_and_the_program(end: list[int], tmp_path: Path) -> None:
+def test_processes_detached_by_functions_outlive_success_and_program(end: list[int], tmp_path: Path) -> None:
     """The program goes on, with other launches: these end neither it nor what it has left behind."""
     (tmp_path / "program.py").write_text(FUNCTIONS)
     done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
@@ -222,7 +222,9 @@ def test_what_functions_detached_outlives_their_success_and_the_program(end: lis
 
 @pytest.mark.sampled(0.1)
 @pytest.mark.parametrize("api", ["elasticlib", "torch.distributed.launcher.api"])
-def test_what_functions_detached_is_left_alone_as_by_torchs_launcher(api: str, end: list[int], tmp_path: Path) -> None:
+def test_process_detached_by_function_lives_on_as_with_torchs_launcher(
+    api: str, end: list[int], tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(LIKE_TORCHS)
     command = [sys.executable, str(tmp_path / "program.py"), api]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

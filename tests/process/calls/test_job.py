@@ -145,7 +145,7 @@ def test_a_job_runs_beside_its_program_and_has_the_results(tmp_path: Path) -> No
         assert {0: 0, 1: 1} == job.result()
 
 
-def test_the_status_tells_state_step_metrics_and_last_line(tmp_path: Path) -> None:
+def test_status_shows_state_step_metrics_and_last_line(tmp_path: Path) -> None:
     with started(counts, tmp_path) as job:
         status = job.status()
 
@@ -165,7 +165,9 @@ def test_the_status_tells_state_step_metrics_and_last_line(tmp_path: Path) -> No
         assert "counts" in repr(job) and "succeeded" in repr(job)
 
 
-def test_the_last_lines_are_known_after_their_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_keeps_the_last_lines_after_their_files_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a full one takes a minute to be looked through
     config = LaunchConfig(nproc_per_node=1, preload=(), logs_specs=DefaultLogsSpecs(redirects=Std.ALL))
     with elastic_launch(config, functools.partial(print, "all is well")).start() as job:
@@ -177,7 +179,7 @@ def test_the_last_lines_are_known_after_their_files_are_gone(tmp_path: Path, mon
         assert [each.last_line for each in job.status().ranks] == ["all is well"]
 
 
-def test_a_failure_is_raised_as_by_a_call_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+def test_job_raises_same_failure_as_a_call_on_every_result_request(tmp_path: Path) -> None:
     job = elastic_launch(settings(), raises).start(tmp_path)
 
     for _ in range(2):
@@ -212,13 +214,13 @@ def test_restarts_are_counted_and_the_output_of_all_rounds_is_there(tmp_path: Pa
         assert ["attempt 0", "attempt 1"] == [line for line in lines if line.startswith("attempt")]
 
 
-def test_what_a_call_refuses_is_refused_before_a_job_is_there(tmp_path: Path) -> None:
+def test_arguments_that_a_call_refuses_are_refused_before_a_job_exists(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         elastic_launch(settings(), counts).start(threading.Lock())
     assert [] == jobs()
 
 
-def test_a_job_has_the_context_of_whoever_started_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_job_runs_in_the_context_of_its_starter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mark = contextvars.ContextVar("mark", default="none")
     seen = []
 
@@ -318,7 +320,7 @@ def test_the_files_go_with_the_job_after_success(tmp_path: Path, monkeypatch: py
     assert ["work"] == [each.name for each in tmp_path.iterdir()]
 
 
-def test_logs_specs_of_the_caller_decide_where_the_output_goes(tmp_path: Path) -> None:
+def test_logs_specs_of_the_caller_decide_where_output_is_written(tmp_path: Path) -> None:
     config = settings(logs_specs=DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL))
     with started(counts, tmp_path, config) as job:
         assert 6 == len(job.logs(1).splitlines())  # of stdout alone
@@ -328,7 +330,7 @@ def test_logs_specs_of_the_caller_decide_where_the_output_goes(tmp_path: Path) -
     assert 2 == len(list((tmp_path / "logs").glob("*/attempt_0/*/stderr.log")))
 
 
-def test_output_that_is_in_no_file_is_an_error_that_says_how_to_have_it(tmp_path: Path) -> None:
+def test_reading_output_that_is_in_no_file_raises_error_with_remedy(tmp_path: Path) -> None:
     with started(waits_for_ever, tmp_path, settings(logs_specs=DefaultLogsSpecs())) as job:
         with pytest.raises(ConfigError, match="leave logs_specs out"):
             job.logs(0)
@@ -340,7 +342,7 @@ def test_output_that_is_in_no_file_is_an_error_that_says_how_to_have_it(tmp_path
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_stacks_tell_where_each_rank_is(method: str, tmp_path: Path) -> None:
+def test_stacks_show_where_each_rank_is(method: str, tmp_path: Path) -> None:
     with started(waits_for_ever, tmp_path, settings(start_method=method)) as job:
         stacks = job.stacks(LIMIT)
 
@@ -355,7 +357,7 @@ def test_a_worker_that_keeps_the_interpreters_lock_is_seen(tmp_path: Path) -> No
         assert "in keeps_the_lock" in job.stacks(LIMIT)[0]
 
 
-def test_a_stopped_worker_says_so_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_stacks_report_a_stopped_worker_and_do_not_delay_other_ranks(tmp_path: Path) -> None:
     with started(waits_for_ever, tmp_path) as job:
         os.kill(job.status().ranks[0].pid, signal.SIGSTOP)
         stacks = job.stacks(LIMIT)
@@ -598,7 +600,7 @@ def test_tasks_that_are_cancelled_leave_nothing_with_the_job(tmp_path: Path) -> 
         assert all("does not stop job 'waits_for_ever'" in note for note in notes)
 
 
-def test_a_loop_that_awaits_a_job_hears_what_a_signal_wants_of_it(tmp_path: Path) -> None:
+def test_signal_handlers_call_soon_wakes_a_loop_that_awaits_a_job(tmp_path: Path) -> None:
     """As a notebook's stop button does: its handler calls ``call_soon``, which wakes no loop that sleeps."""
 
     async def wait(job: Job) -> None:
@@ -698,7 +700,7 @@ def nothing_runs(folder: Path) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_a_program_that_ends_stops_its_jobs_and_says_so(tmp_path: Path) -> None:
+def test_program_that_ends_stops_its_jobs_and_reports_them(tmp_path: Path) -> None:
     done = run(tmp_path)
 
     assert 0 == done.returncode
@@ -790,7 +792,7 @@ def test_the_end_of_a_forked_process_takes_nothing_from_the_program(tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_script_tells_its_progress_and_what_it_starts_does_not(tmp_path: Path) -> None:
+def test_status_shows_progress_of_a_script_but_not_of_its_children(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(
@@ -839,7 +841,7 @@ def test_many_jobs_leave_no_thread_nor_descriptor(tmp_path: Path) -> None:
     assert not all(grows() for _ in range(3))  # an idle fork server of another test may still open something once
 
 
-def test_a_status_can_be_read_while_rounds_come_and_go(tmp_path: Path) -> None:
+def test_status_can_be_read_while_rounds_start_and_end(tmp_path: Path) -> None:
     job = elastic_launch(settings(max_restarts=1), fails_once).start(tmp_path)
     states = set()
     while not job.done():

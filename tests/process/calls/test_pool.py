@@ -105,7 +105,7 @@ def test_the_processes_stay_and_keep_what_a_call_left(two: Pool) -> None:
     assert two.run(pid) == first
 
 
-def test_items_are_shared_out_and_come_back_in_order(two: Pool) -> None:
+def test_map_shares_out_items_and_returns_results_in_order(two: Pool) -> None:
     def slow_first(item: int) -> tuple[int, int]:
         time.sleep(0.3 if item == 0 else 0)
         return item, os.getpid()
@@ -156,7 +156,7 @@ def test_large_arguments_and_results_travel(two: Pool) -> None:
     assert two.run(lambda value: value[::-1], data) == {0: data[::-1], 1: data[::-1]}
 
 
-def test_what_a_worker_prints_is_in_its_log(two: Pool) -> None:
+def test_output_of_a_worker_is_in_its_log(two: Pool) -> None:
     two.run(lambda: print(f"hello of rank {rank()}"))
 
     assert "hello of rank 1\n" in two.job.logs(1)
@@ -240,7 +240,7 @@ def test_a_group_that_a_call_leaves_behind_costs_the_workers() -> None:
     assert not set(first.values()) & set(second.values())
 
 
-def test_a_group_that_a_call_destroys_is_made_anew(grouped: Pool) -> None:
+def test_group_destroyed_by_a_call_is_created_again(grouped: Pool) -> None:
     def destroys() -> None:
         import torch.distributed as dist
 
@@ -413,7 +413,7 @@ def test_sys_exit_ends_the_call_and_not_the_worker(two: Pool, code: object) -> N
     assert two.run(pid) == processes
 
 
-def test_what_cannot_be_sent_is_refused_before_any_rank_hears_of_it(two: Pool) -> None:
+def test_unpicklable_objects_are_refused_before_any_rank_receives_them(two: Pool) -> None:
     processes = two.run(pid)
     lock = threading.Lock()
 
@@ -448,7 +448,7 @@ def test_a_process_that_a_call_forks_answers_nobody(two: Pool) -> None:
 # Its end.
 
 
-def test_a_pool_that_was_closed_says_so_and_leaves_nothing() -> None:
+def test_closed_pool_raises_pool_error_and_leaves_nothing() -> None:
     with pool(2, group=None, preload=()) as made:
         processes = made.run(pid)
     made.close()
@@ -677,7 +677,9 @@ def test_a_signal_handler_may_close_the_pool_whose_call_it_interrupts(tmp_path: 
         ({"colour": "red"}, TypeError, "'colour'"),
     ],
 )
-def test_what_has_no_meaning_for_a_pool_is_refused(settings: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_settings_without_meaning_for_a_pool_are_refused(
+    settings: dict[str, Any], error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         pool(**settings)
 
@@ -802,7 +804,7 @@ def test_methods_of_objects_with_slots_can_be_sent(two: Pool) -> None:
     assert two.run(Slotted(3).method) == {0: 3, 1: 3}
 
 
-def test_a_search_path_may_hold_what_is_no_text(two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_path_may_contain_a_path_object(two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
 
     assert two.run(rank) == {0: 0, 1: 1}
@@ -882,7 +884,7 @@ def writes_half_a_character(folder: Path, item: int) -> None:
         (folder / f"{item}").touch()
 
 
-def test_the_output_of_a_map_goes_on_while_other_items_begin(two: Pool, tmp_path: Path) -> None:
+def test_output_of_a_map_continues_while_other_items_start(two: Pool, tmp_path: Path) -> None:
     with redirect_stdout(Telling(tmp_path / "heard")) as heard:
         two.map(functools.partial(writes_half_a_character, tmp_path), range(3))
 
@@ -998,7 +1000,7 @@ def test_a_signal_while_a_pool_closes_is_the_programs_and_leaves_nothing(
     assert jobs() == []
 
 
-def test_an_interrupt_before_workers_are_told_to_end_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_workers_are_stopped_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pool(2, group=None, preload=())
     workers = made.run(pid).values()
     send, told = Channel.send, list[object]()
@@ -1220,7 +1222,7 @@ def test_field_of_a_workers_exception_is_not_the_item_of_a_map() -> None:
             assert "mine" == raised.value.item
 
 
-def test_a_worker_that_an_item_left_unfit_gets_no_more_items(two: Pool) -> None:
+def test_worker_left_unfit_by_an_item_gets_no_more_items(two: Pool) -> None:
     found = two.map(leaves_a_group, range(5))
 
     assert [item for item, _ in found] == list(range(5))

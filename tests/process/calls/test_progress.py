@@ -85,7 +85,7 @@ def test_rows_stand_below_a_log_that_stays_readable(tmp_path: pathlib.Path) -> N
     assert ["erased?", "erased?"] == [row[-1] for row in rows]
 
 
-def test_rows_are_not_drawn_anew_for_each_line_above_them(tmp_path: pathlib.Path) -> None:
+def test_rows_are_not_redrawn_for_each_line_above_them(tmp_path: pathlib.Path) -> None:
     """Drawing them costs more than many lines do: it is done about twenty times in a second at most."""
     times: list[float] = []
 

@@ -81,7 +81,7 @@ def goes_on(file, ranks, epochs=1):
 
 
 def told(*cells: str) -> list[list[tuple[str, str]]]:
-    """What the kernel tells the front end for each of *cells* after `SETUP`: kind of message, and its text."""
+    """Return the kernel's messages for each of *cells* after `SETUP`: kind and text."""
     found: list[list[tuple[str, str]]] = [[] for _ in (SETUP, *cells)]
 
     class Client(NotebookClient):
@@ -166,7 +166,7 @@ def test_each_call_of_a_pool_has_its_bars_in_its_own_cell(tmp_path: Path) -> Non
         assert len(of("display_data", cell)) == 1
 
 
-def test_where_text_is_kept_bars_are_whole_lines(tmp_path: Path) -> None:
+def test_bars_are_whole_lines_when_output_is_captured(tmp_path: Path) -> None:
     file = str(tmp_path / "go")
     Path(f"{file}0").touch()
     calls = [f"elastic_launch(settings(show='all'), bars)({file!r})", f"p.run(bars, {file!r})"]
@@ -183,7 +183,7 @@ def test_where_text_is_kept_bars_are_whole_lines(tmp_path: Path) -> None:
     assert lines(redirected)[-1].strip() == "0 0"
 
 
-def test_a_cell_says_that_nothing_comes_as_long_as_that_is_so(tmp_path: Path) -> None:
+def test_cell_reports_missing_output_as_long_as_none_arrives(tmp_path: Path) -> None:
     setup = """
 _callers_stream.FIRST_REPORT = 0.3
 
@@ -219,7 +219,7 @@ def later(file, *texts):
         assert {"begin", "end"} <= {line.split()[-1] for line in lines(cell)}
 
 
-def test_where_nothing_is_to_come_or_nobody_looks_silence_is_not_told(tmp_path: Path) -> None:
+def test_silence_is_not_reported_if_output_is_hidden_or_captured(tmp_path: Path) -> None:
     setup = """
 _callers_stream.FIRST_REPORT = 0.1
 

@@ -76,7 +76,7 @@ class Shell:
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     def reports(self) -> list[dict[str, object]]:
-        """What the workers that ran `REPORT` saw, by rank."""
+        """Return the reports of workers that ran `REPORT`, by rank."""
         files = sorted(self.folder.glob("report*"), key=lambda file: int(file.name.removeprefix("report")))
         return [json.loads(file.read_text()) for file in files]
 
@@ -106,7 +106,7 @@ def test_arguments_reach_the_script_to_the_letter(shell: Shell) -> None:
     assert ["script.py", *arguments] == shell.reports()[0]["argv"]
 
 
-def test_local_rank_in_an_argument_becomes_the_workers_rank(shell: Shell) -> None:
+def test_local_rank_in_an_argument_is_replaced_by_the_workers_rank(shell: Shell) -> None:
     """Row 042."""
     done = shell.run("--nproc-per-node", "2", shell.script(REPORT), "--out=${local_rank}.txt", "${other}")
 
@@ -121,7 +121,7 @@ def test_local_rank_in_an_argument_becomes_the_workers_rank(shell: Shell) -> Non
     ("options", "name"),
     [((), "script.py"), ((), "./script.py"), ((), "script"), (("--run-path", "--no-python"), "script.py")],
 )
-def test_a_file_runs_as_a_python_script_whatever_its_name(shell: Shell, options: tuple[str, ...], name: str) -> None:
+def test_file_with_any_name_runs_as_a_python_script(shell: Shell, options: tuple[str, ...], name: str) -> None:
     """Rows 035 and 040."""
     shell.script(REPORT, name)
 
@@ -244,7 +244,7 @@ def test_bad_input_is_refused_before_a_worker_starts(shell: Shell, args: list[st
     assert not (shell.folder / "started").exists()
 
 
-def test_tls_files_that_are_missing_are_refused_before_a_server_is_asked(shell: Shell) -> None:
+def test_missing_tls_files_are_refused_before_any_request_to_a_server(shell: Shell) -> None:
     conf = "protocol=https,ca_cert=nowhere.pem"
     options = ["--nnodes", "2", "--rdzv-backend", "etcd-v3", "--rdzv-endpoint", "localhost:1", "--rdzv-id", "job7"]
 
@@ -284,7 +284,7 @@ def test_cpu_workers_are_as_many_as_the_affinity_mask_allows(shell: Shell) -> No
     assert ["1"] == [each["WORLD_SIZE"] for each in shell.reports()]
 
 
-def test_auto_means_the_cpus_where_there_is_no_device(shell: Shell) -> None:
+def test_auto_means_the_number_of_cpus_without_a_device(shell: Shell) -> None:
     """Row 018."""
     done = shell.run("--nproc-per-node", "auto", shell.script(REPORT), env={"CUDA_VISIBLE_DEVICES": ""})
 
@@ -366,7 +366,7 @@ def test_a_spare_that_was_not_needed_exits_with_0(shell: Shell) -> None:
     assert [0, 0] == [first.returncode, spare.returncode], outputs
 
 
-def test_a_node_without_the_token_is_kept_out_and_told_why(shell: Shell) -> None:
+def test_node_without_the_token_is_refused_and_prints_the_reason(shell: Shell) -> None:
     code = "import os, time\nos.mknod('up')\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
     options = ["--nnodes", "1:2", "--preload", "", "--rdzv-id", "job7", "--rdzv-backend", "c10d", "--wait-for", "min"]
     options += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", shell.script(code)]

@@ -1,4 +1,4 @@
-"""What a person sees of a job on the console: errors once, stacks of what hangs, a start and an end."""
+"""Console output of a job: errors once, stacks of hanging workers, a start and an end."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def set_up():
 """
 
 
-def test_a_program_with_an_address_of_its_own_is_told_why_it_waits(
+def test_program_with_its_own_address_gets_a_line_on_why_ranks_wait(
     start: Callable[..., subprocess.Popen[str]], unused_port: int
 ) -> None:
     process = start(*RUN, "script.py", script=OWN_MASTER.format(port=str(unused_port)) + "set_up()\n")

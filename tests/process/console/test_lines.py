@@ -97,7 +97,7 @@ def test_lines_of_two_ranks_on_a_terminal_are_whole(tmp_path: Path) -> None:
 
 
 def read(master: int) -> bytes:
-    """What a terminal shows next; empty when all its programs have ended."""
+    """Return the terminal's next output; empty if all its programs have ended."""
     try:
         return os.read(master, 65536)
     except OSError:
@@ -105,7 +105,7 @@ def read(master: int) -> bytes:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_streams_write_lines_unless_unbuffered_ones_are_asked_for(method: str, tmp_path: Path) -> None:
+def test_streams_write_lines_unless_unbuffered_ones_are_requested(method: str, tmp_path: Path) -> None:
     name = script(tmp_path, STREAMS)
 
     lines = [run_python(name, method), run_python("-u", name, method)]

@@ -1,4 +1,4 @@
-"""How a cell that launches workers ends: by the stop button, twice; by a restart of its kernel; without its browser."""
+"""End of a cell that launches workers: stop button, twice; kernel restart; without its browser."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Cells(Kernel):
             self.said.setdefault(message["parent_header"].get("msg_id", ""), []).append(message)
 
     def text(self, number: str) -> str:
-        """What the cell's streams show."""
+        """Return the text of the cell's streams."""
         return "".join(each["content"]["text"] for each in self._of(number, "stream"))
 
     def errors(self, number: str) -> list[str]:
@@ -106,7 +106,7 @@ def prepared(cells: Cells, grace: int) -> None:
     assert cells.ended(cells.begin(SETUP.format(grace=grace))) == ""
 
 
-def test_the_first_interrupt_says_that_the_second_kills_and_that_does(cells: Cells) -> None:
+def test_first_interrupt_announces_that_a_second_kills_and_second_does(cells: Cells) -> None:
     prepared(cells, grace=100_000)  # only the second one can end it
     number = cells.begun("elastic_launch(config, stays)()", "ready")
 
@@ -159,7 +159,7 @@ def test_a_restart_of_the_kernel_leaves_nothing_of_the_old_one(cells: Cells) -> 
     wait_until(lambda: not cells.left())
 
 
-def test_a_cell_goes_on_without_its_browser(cells: Cells) -> None:
+def test_cell_continues_without_its_browser(cells: Cells) -> None:
     prepared(cells, grace=5)
     cells.begun("found = elastic_launch(config, works)(3)", "ready")
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a launch that fails: the user's own lines, once, and few of them."""
+"""Notebook output of a launch that fails: the user's own lines, once, and few of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_error_of_one_line_shows_few_lines_of_the_users_own(tmp_path: Path) -
         assert "elasticlib" not in "\n".join(lines)
 
 
-def test_what_a_process_group_prints_of_an_error_is_not_shown_beside_it(tmp_path: Path) -> None:
+def test_error_is_shown_once_although_a_process_group_prints_too(tmp_path: Path) -> None:
     """torch puts a hook around Python's own for each group."""
     call = """
 def grouped():
@@ -111,7 +111,7 @@ def tried(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def test_an_error_is_tried_again_where_that_is_asked_for_and_may_help(tmp_path: Path) -> None:
+def test_error_is_retried_only_if_requested_and_if_retrying_may_help(tmp_path: Path) -> None:
     """The same error of the user's code at once is no accident; one of the system may be."""
     cases = {
         "not asked for": ("", "NameError('a typo')", 1),
@@ -143,7 +143,7 @@ def test_a_late_error_ends_the_job_where_the_second_attempt_got_no_further(tmp_p
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_what_would_ask_in_a_rank_raises_at_its_line(tmp_path: Path, method: str) -> None:
+def test_prompt_in_a_rank_raises_at_its_line(tmp_path: Path, method: str) -> None:
     asks = """
 def stops():
     breakpoint()
@@ -291,7 +291,7 @@ def caused():
     assert any(re.fullmatch(r"in the worker of rank [01], at item [012]:", line) for line in item)
 
 
-def test_what_a_workers_exception_holds_is_the_workers(tmp_path: Path) -> None:
+def test_caller_gets_args_and_type_of_the_workers_own_exception(tmp_path: Path) -> None:
     catches = """
 def misses():
     {}["there"]
@@ -352,7 +352,7 @@ REFUSED = {
 }
 
 
-def test_what_is_refused_shows_the_cell_and_the_reason(tmp_path: Path) -> None:
+def test_refused_call_shows_the_cell_and_the_reason(tmp_path: Path) -> None:
     found = shown(*(call for call, _ in REFUSED.values()), folder=tmp_path)
 
     for number, (outputs, (name, (_, said))) in enumerate(zip(found, REFUSED.items(), strict=True), 2):

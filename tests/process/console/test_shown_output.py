@@ -1,4 +1,4 @@
-"""What a caller sees of its workers' output: in its own stream, in its own cell, in order, and not too much."""
+"""Output of workers as the caller sees it: in its own stream and cell, in order, and limited."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ None
 
 
 def outputs_of(*cells: str) -> list[list[Any]]:
-    """What each of *cells* shows after `SHOWS`: text, as one where it stands side by side, and the data of objects."""
+    """Return the output of each of *cells* after `SHOWS`: adjacent text joined, and the data of objects."""
     found = []
     for cell in executed(SHOWS, *cells)[1:]:
         parts: list[Any] = []
@@ -292,7 +292,7 @@ def test_objects_stand_below_their_rank_and_can_be_captured() -> None:
     assert captured == [f"before\nafter\n {tables[:1]}\n"]
 
 
-def test_what_looks_like_a_mark_of_ours_is_text() -> None:
+def test_text_that_looks_like_a_mark_of_ours_is_printed_as_text() -> None:
     forges = """
 def forges():
     print("\\x1b_elasticlib;0123456789abcdef;0;10;1;/etc/passwd\\x1b\\\\text\\x1b_elasticlib;0123456789abcdef\\x1b\\\\")
@@ -305,7 +305,7 @@ None
     assert len(shown) == 1 and "elasticlib;0123456789abcdef" in shown[0]
 
 
-def test_figures_come_as_images_those_too_that_are_left_open() -> None:
+def test_figures_are_shown_as_images_even_if_left_open() -> None:
     pytest.importorskip("matplotlib")
     (shown,) = outputs_of(PLOTS)
 

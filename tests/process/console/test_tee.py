@@ -70,7 +70,7 @@ _others: set[threading.Thread] = set()
 
 @pytest.fixture(autouse=True)
 def others() -> None:
-    """What a tee of others does beside a test, such as that of warm ranks, is not the test's."""
+    """Record the threads that do not belong to the test, such as the tee of warm ranks."""
     _others.clear()
     _others.update(threading.enumerate())
 
@@ -136,7 +136,7 @@ def test_the_end_of_a_burst_reaches_the_console_unasked(tee: Tee, console: Conso
     wait_until(lambda: sum(map(len, console.blocks)) == log.stat().st_size)
 
 
-def test_what_was_written_before_the_follow_comes_first(tee: Tee, console: Console, log: Path) -> None:
+def test_lines_written_before_the_follow_are_printed_first(tee: Tee, console: Console, log: Path) -> None:
     append(log, b"early\n")
 
     tee.follow(str(log), b"p:", Std.OUT)
@@ -154,7 +154,7 @@ def test_bytes_of_no_encoding_reach_the_console(tee: Tee, console: Console, log:
     wait_until(lambda: console.text == b"\xff\xfe\x00caf\xe9\n")
 
 
-def test_a_last_line_without_newline_comes_at_the_end(tee: Tee, console: Console, log: Path) -> None:
+def test_last_line_without_newline_is_printed_at_the_end(tee: Tee, console: Console, log: Path) -> None:
     tee.follow(str(log), b"p:", Std.ERR)
     append(log, b"one\ntwo")
 
@@ -214,7 +214,7 @@ def test_a_forgotten_file_is_followed_no_more(tee: Tee, console: Console, log: P
     assert b"a\n" == console.text
 
 
-def test_a_survivor_that_goes_on_writing_does_not_hold_the_end(tee: Tee, log: Path) -> None:
+def test_survivor_that_continues_writing_does_not_delay_the_end(tee: Tee, log: Path) -> None:
     stop = threading.Event()
 
     def babble() -> None:
@@ -248,7 +248,7 @@ def test_a_flood_does_not_keep_other_streams_from_the_console(tee: Tee, console:
     assert at <= 3 * BLOCK
 
 
-def test_a_line_without_end_goes_out_in_pieces_of_a_mebibyte(tee: Tee, console: Console, log: Path) -> None:
+def test_line_without_end_is_printed_in_pieces_of_a_mebibyte(tee: Tee, console: Console, log: Path) -> None:
     os.truncate(log, 20 << 20)
 
     tee.follow(str(log), b"", Std.OUT)
@@ -335,7 +335,7 @@ def test_lines_gather_into_one_block_until_somebody_waits_for_them(console: Cons
     assert [b"first\n", b"1\n2\n", b"3\n4\n", b"first\n1\n2\n3\n4\n"] == console.blocks
 
 
-def test_what_has_gathered_reaches_the_console_unasked(console: Console, tmp_path: Path, notify: bool) -> None:
+def test_gathered_lines_reach_the_console_without_a_request(console: Console, tmp_path: Path, notify: bool) -> None:
     """Whenever a flow of lines stops, or begins again."""
     tee = Tee(console, console, notify=notify, gather=0.002)
     randoms, written = random.Random(5), bytearray()
@@ -353,7 +353,7 @@ def test_what_has_gathered_reaches_the_console_unasked(console: Console, tmp_pat
     assert tee.finish(20)
 
 
-def test_a_console_that_went_away_is_left_alone_and_the_other_one_goes_on(
+def test_tee_leaves_a_lost_console_alone_and_continues_with_other_one(
     console: Console, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
@@ -401,7 +401,7 @@ def test_a_tee_that_follows_nothing_starts_nothing(console: Console) -> None:
     assert tee.finish()
 
 
-def test_waiting_tee_looks_again_when_asked_or_woken(console: Console, log: Path) -> None:
+def test_waiting_tee_looks_again_when_its_wait_ends_or_is_woken(console: Console, log: Path) -> None:
     waits: list[float | None] = [0.01, 0.01, None]
     looks: list[float] = []
 
@@ -534,7 +534,7 @@ def test_long_line_and_last_line_without_newline_are_matched_whole(tee: Tee, log
     assert b"p:" + long + b"\np:needle at the end\n" == hits.read_bytes()
 
 
-def test_matching_lines_are_kept_when_the_console_is_gone(console: Console, log: Path, hits: Path) -> None:
+def test_matching_lines_are_kept_when_the_console_is_lost(console: Console, log: Path, hits: Path) -> None:
     def gone(block: bytes) -> None:
         raise BrokenPipeError
 
@@ -644,7 +644,7 @@ def test_no_console_at_all_takes_everything() -> None:
 # Caught up with writers that live.
 
 
-def test_what_is_written_is_copied_when_it_has_caught_up(tee: Tee, console: Console, log: Path) -> None:
+def test_catch_up_copies_all_that_was_written(tee: Tee, console: Console, log: Path) -> None:
     tee.follow(str(log), b"[0] ", Std.OUT)
 
     for number in range(200):

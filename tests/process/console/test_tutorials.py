@@ -42,7 +42,7 @@ def executed(name: str) -> tuple[Cells, float]:
 
 
 def value(cell: Any) -> Any:
-    """What the last line of a cell evaluated to."""
+    """Return the value of the last line of a cell."""
     (output,) = (output for output in cell.outputs if output.output_type == "execute_result")
     return ast.literal_eval(output.data["text/plain"])
 
@@ -87,7 +87,7 @@ def test_a_notebook_runs_to_its_end(name: str, pytestconfig: pytest.Config) -> N
 @pytest.mark.slow
 @pytest.mark.sampled(0.2)
 class Shown:
-    """What the cells of one notebook show, which the class is named after."""
+    """Base of the tests of one notebook's output; the class is named after the notebook."""
 
     @pytest.fixture
     def cells(self) -> Cells:
@@ -101,7 +101,7 @@ class TestQuickstart(Shown):
         assert {0, 1} == accuracies.keys()
         assert min(accuracies.values()) >= 0.95
 
-    def test_what_a_worker_prints_appears_in_the_notebook(self, cells: Cells) -> None:
+    def test_output_of_a_worker_appears_in_the_notebook(self, cells: Cells) -> None:
         """Both trainings; a kernel may attach the last lines to the cell after."""
         lines = re.findall(r"^epoch (\d)/8 loss", printed(*cells.values()), re.M)
 
@@ -116,7 +116,7 @@ class TestQuickstart(Shown):
         assert [1, 1] == [attempt for attempt, _ in results.values()]
         assert min(accuracy for _, accuracy in results.values()) >= 0.95
 
-    def test_a_failure_comes_with_the_workers_own_exception_and_line(self, cells: Cells) -> None:
+    def test_failure_is_shown_with_the_workers_own_exception_and_line(self, cells: Cells) -> None:
         shown = printed(cells["failure"])
 
         assert "rank 1 failed first: ZeroDivisionError: division by zero" in shown
@@ -133,16 +133,16 @@ class TestFailures(Shown):
         assert lines[-2].endswith("mean = torch.tensor([sum(shard) / len(shard)])")
         assert "ZeroDivisionError: division by zero" == lines[-1]
 
-    def test_the_failures_name_the_rank_that_came_first(self, cells: Cells) -> None:
+    def test_failures_name_the_rank_that_failed_first(self, cells: Cells) -> None:
         shown = printed(cells["failures"])
 
         assert "rank 2 failed first: ZeroDivisionError: division by zero" in shown
         assert re.search(r"^rank 2: exit code 1, process \d+$", shown, re.M)
 
-    def test_the_log_of_the_failed_rank_tells_why(self, cells: Cells) -> None:
+    def test_log_of_the_failed_rank_shows_the_reason(self, cells: Cells) -> None:
         assert "rank 2 has 0 samples\n" in printed(cells["logs"])
 
-    def test_the_mended_function_gives_the_mean(self, cells: Cells) -> None:
+    def test_fixed_function_returns_the_mean(self, cells: Cells) -> None:
         assert dict.fromkeys(range(3), 3.875) == value(cells["fixed"])
 
     def test_a_hang_is_seen_in_the_lines_of_a_rank_and_by_a_timeout(self, cells: Cells) -> None:
@@ -156,7 +156,7 @@ class TestFailures(Shown):
         assert "in all_reduce" in first and "in next_batch" not in first
         assert "in next_batch" in second and "in all_reduce" not in second
 
-    def test_a_stopped_job_says_so(self, cells: Cells) -> None:
+    def test_stopped_job_shows_that_state(self, cells: Cells) -> None:
         why, table = printed(cells["stop"]).split("\n", 1)
 
         assert "job 'train' was stopped by Job.stop()" == why
@@ -167,7 +167,7 @@ class TestElasticity(Shown):
     def test_two_nodes_start_together(self, cells: Cells) -> None:
         assert "world size 2: begin after step 0" == printed(cells["formed"]).splitlines()[0]
 
-    def test_after_a_kill_the_other_node_goes_on_alone_from_the_checkpoint(self, cells: Cells) -> None:
+    def test_other_node_continues_alone_from_the_checkpoint_after_a_kill(self, cells: Cells) -> None:
         (begun,) = re.findall(r"^world size 1: begin after step (\d+)$", printed(cells["kill"]), re.M)
 
         assert int(begun) >= 40
@@ -183,7 +183,7 @@ class TestElasticity(Shown):
         assert re.search(r"^done at step \d+: y = [\d.]+ x \+ 1\.0$", printed(cells["finish"]), re.M)
         assert {"node0": 0, "node1": -9, "node2": 0} == value(cells["finish"])
 
-    def test_the_log_tells_why_each_round_ended(self, cells: Cells) -> None:
+    def test_log_shows_why_each_round_ended(self, cells: Cells) -> None:
         lost, joined = re.findall(r"round \d ended: (.*)", printed(cells["log"]))
 
         assert re.search("is lost: its agent died|rank 0 on node .*RuntimeError", lost)
@@ -219,7 +219,7 @@ class TestPool(Shown):
         assert {0, 1} == accuracies.keys()
         assert accuracies[0] == accuracies[1] >= 0.9
 
-    def test_a_closed_pool_says_so(self, cells: Cells) -> None:
+    def test_closed_pool_shows_that_state(self, cells: Cells) -> None:
         (output,) = (output for output in cells["close"].outputs if output.output_type == "execute_result")
 
         assert ": closed, 104 calls" in output.data["text/plain"]

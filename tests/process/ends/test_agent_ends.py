@@ -1,4 +1,4 @@
-"""What a run of `LocalElasticAgent` leaves behind, however it ends: nothing."""
+"""Absence of leftovers after any end of a run of `LocalElasticAgent`."""
 
 from __future__ import annotations
 

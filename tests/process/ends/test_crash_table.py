@@ -26,7 +26,7 @@ WAYS = [
 
 @frozen
 class Row:
-    """What is known about rank 1 afterwards."""
+    """Expected facts about rank 1 after a crash."""
 
     crash: Callable[[], Any]
     exitcode: int
@@ -69,7 +69,7 @@ def only_failure(error: ChildFailedError) -> ProcessFailure:
 
 @pytest.mark.parametrize(("kind", "method"), WAYS)
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.crash.__name__)
-def test_the_failure_of_a_worker_is_told_in_full(row: Row, kind: str, method: str) -> None:
+def test_failure_of_a_worker_is_reported_in_full(row: Row, kind: str, method: str) -> None:
     """Rows 088, 089, 092, 114 of the checklist: type, message, line, status, signal; no decorator needed."""
     error = failed_launch(row.crash, kind, method)
     failure = only_failure(error)
@@ -97,7 +97,7 @@ def test_the_last_lines_of_stderr_are_in_the_report(kind: str, method: str) -> N
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_worker_that_dies_before_its_first_line_is_told_in_full(method: str) -> None:
+def test_worker_that_dies_before_its_first_line_is_reported_in_full(method: str) -> None:
     """An argument that cannot be rebuilt ends the worker before the function is called."""
     config = LaunchConfig(nproc_per_node=1, max_restarts=0, start_method=method)  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_before_its_first_line_is_told_in_full(method: str) -
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_script_that_cannot_be_compiled_is_told_in_full(method: str, tmp_path: Path) -> None:
+def test_syntax_error_of_a_script_is_reported_in_full(method: str, tmp_path: Path) -> None:
     """A syntax error is reported with its line, as the interpreter does."""
     script = tmp_path / "bad.py"
     script.write_text("x = 1\ndef broken(:\n")

@@ -56,7 +56,7 @@ def test_a_function_that_leaves_such_objects_has_its_result(
     assert "data" == (tmp_path / "data").read_text()
 
 
-def test_a_pool_goes_on_after_a_call_that_leaves_such_objects(tmp_path: Path) -> None:
+def test_pool_continues_after_a_call_that_leaves_such_objects(tmp_path: Path) -> None:
     with pool(1, group=None, preload=()) as made:
         made.run(strange_modules.fill, str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""What is told of a failure: the summary, error files of all kinds, and the one true cause."""
+"""Reports of a failure: the summary, error files of all kinds, and the one true cause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def summary_of(stderr: str) -> str:
 
 
 def failed(duty: Callable[..., Any], *args: Any, workers: int = 2, **settings: Any) -> ChildFailedError:
-    """What a launch of *duty* raises."""
+    """Return the error that a launch of *duty* raises."""
     config = LaunchConfig(nproc_per_node=workers, **{"max_restarts": 0, "preload": (), **settings})
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config, duty)(*args)
@@ -69,7 +69,7 @@ duties.fails_when_stopped(here) if os.environ["RANK"] == "0" else duties.fails_b
 """
 
 
-def test_the_summary_tells_of_each_failure_what_is_known(tmp_path: Path) -> None:
+def test_summary_shows_for_each_failure_all_that_is_known(tmp_path: Path) -> None:
     """Row 091: rank 1 raised, rank 0 raised something else when it was told to end; each stack stands there once."""
     status, stderr = elasticrun(tmp_path, "import os" + TWO_FAILURES, "--preload", "", "--log-dir", str(tmp_path))
 
@@ -115,7 +115,7 @@ def test_the_summary_shows_where_python_was_at_a_crash(redirects: str, tmp_path:
     assert "hint      : native code crashed" in root
 
 
-def test_a_program_that_is_no_python_is_told_by_its_exit_status() -> None:
+def test_program_other_than_python_is_reported_by_its_exit_status() -> None:
     """Row 093: there is no traceback and no error file."""
     config = LaunchConfig(nproc_per_node=1, max_restarts=0, no_python=True)
 
@@ -140,7 +140,7 @@ BY_US = RECORDED.format(imports="from elasticlib import record")
 
 @pytest.mark.parametrize("code", [BY_TORCH, BY_US], ids=["torch", "elasticlib"])
 @pytest.mark.parametrize("way", ["--no-python", "--start-method=forkserver"])
-def test_a_recorded_error_is_told_with_its_traceback(way: str, code: str, tmp_path: Path) -> None:
+def test_recorded_error_is_reported_with_its_traceback(way: str, code: str, tmp_path: Path) -> None:
     """Rows 092 and 094: of a program the error file is all that there is; a worker's stderr has shown it already."""
     status, stderr = elasticrun(tmp_path, code, way, "--log-dir", str(tmp_path))
 
@@ -184,7 +184,7 @@ def only_failure(error: ChildFailedError) -> ProcessFailure:
     return failure
 
 
-def test_a_plain_message_in_an_error_file_is_told(tmp_path: Path) -> None:
+def test_plain_message_in_an_error_file_is_reported(tmp_path: Path) -> None:
     """Row 095."""
     content = json.dumps({"message": "told by a library in C++", "timestamp": 1700000000})
 
@@ -215,7 +215,7 @@ def test_the_launchers_own_error_file_gets_the_root_cause(tmp_path: Path) -> Non
 # Exceptions that are hard to tell.
 
 
-def test_an_exception_that_cannot_be_shown_is_told_by_its_class() -> None:
+def test_exception_that_cannot_be_shown_is_reported_by_its_class() -> None:
     failure = only_failure(failed(duties.raises_what_cannot_be_shown, workers=1))
 
     assert "UnshowableError" in failure.exception_type
@@ -256,7 +256,7 @@ def test_exception_that_cannot_be_pickled_whole_is_a_partial_cause(method: str) 
     assert 'raise HoldsALockError("a bad value")' in shown
 
 
-def test_a_chain_of_exceptions_is_told_from_its_beginning() -> None:
+def test_chain_of_exceptions_is_reported_from_its_beginning() -> None:
     """The cause of the cause is in the traceback, and in the exception that the caller gets."""
     error = failed(duties.raises_a_chain, workers=1)
 
@@ -300,7 +300,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_script_that_fails_says_so_as_a_plain_one(name: str, tmp_path: Path) -> None:
+def test_failing_script_prints_the_same_stderr_as_under_python(name: str, tmp_path: Path) -> None:
     """Its stderr is that of ``python -u``: no frame of the launcher is in the traceback."""
     script = tmp_path / "script.py"
     script.write_text(SHOWN[name])

@@ -66,7 +66,7 @@ def raises_on_rank_one(how: str, folder: str) -> None:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 @pytest.mark.parametrize("how", HOLDERS)
-def test_who_raised_but_lives_on_stops_its_peers_at_once(how: str, method: str, tmp_path: Path) -> None:
+def test_worker_that_raised_but_lives_on_stops_its_peers_at_once(how: str, method: str, tmp_path: Path) -> None:
     """The report counts when it is written; stacks of what kept the process are in the error."""
     config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=1, start_method=method)  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ def test_exit_handlers_of_a_worker_that_raised_run_to_their_end(tmp_path: Path) 
     assert {1} == {failure.exitcode for failure in caught.value.failures.values()}
 
 
-def test_a_restart_follows_when_the_one_that_raised_is_gone(tmp_path: Path) -> None:
+def test_restart_follows_when_the_process_that_raised_has_ended(tmp_path: Path) -> None:
     """It is a failure like any other: the next round is whole."""
     config = LaunchConfig(nproc_per_node=2, max_restarts=1, exit_timeout=1)
 
@@ -142,7 +142,7 @@ def returns_and_lingers(how: str) -> int:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("how", HOLDERS)
 def test_returned_function_fails_if_its_process_must_be_stopped(how: str, method: str) -> None:
-    """What its threads or exit handlers were at is lost; the report shows where they are."""
+    """Check that the report shows the stacks of threads or exit handlers whose work is lost."""
     config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=1, start_method=method)  # type: ignore[arg-type]
 
     with pytest.raises(ChildFailedError) as caught:

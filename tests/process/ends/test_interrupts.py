@@ -54,7 +54,7 @@ class Interrupt:
                 handler(signal.SIGINT, frame)
 
     def during(self, call: Callable[[], object]) -> BaseException | None:
-        """What *call* raises for it."""
+        """Return the error that *call* raises for the interrupt, or None."""
         sys.setprofile(self)
         try:
             call()
@@ -74,7 +74,7 @@ def places_of(call: Callable[[], object], most: int = PLACES) -> list[int]:
 
 
 def open_files() -> collections.Counter[str]:
-    """What this program has open, by kind: memory, sockets, events."""
+    """Count the open files of this program by kind: memory, sockets, events."""
     gc.collect()
     found = collections.Counter[str]()
     for name in os.listdir("/proc/self/fd"):
@@ -133,7 +133,7 @@ def test_an_interrupt_while_a_pool_is_made_leaves_no_workers() -> None:
         wait_until(lambda: jobs() == [] and open_files() <= before, LIMIT)
 
 
-def test_an_interrupted_launch_is_no_job_any_more() -> None:
+def test_interrupted_launch_leaves_no_job() -> None:
     launch = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), length)
     launch("abc")
     before = open_files()
@@ -167,7 +167,7 @@ def test_a_start_that_is_interrupted_leaves_no_job() -> None:
         wait_until(lambda: jobs() == [] and open_files() <= before, LIMIT)
 
 
-def test_a_stop_that_is_interrupted_can_be_asked_for_again() -> None:
+def test_interrupted_stop_can_be_requested_again() -> None:
     launch = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), time.sleep)
     launch.start(0).result()
     before = open_files()

@@ -54,7 +54,7 @@ def stops(said: str) -> dict[int, int]:
     return {int(rank): int(step) for rank, step in re.findall(r"rank (\d+) stops at (\d+)", said)}
 
 
-def test_all_ranks_stop_at_one_step_and_the_command_says_preempted(commands: list[Command]) -> None:
+def test_all_ranks_stop_at_one_step_and_the_command_reports_preemption(commands: list[Command]) -> None:
     commands.append(command := Command("--nproc-per-node", "4"))
     command.works(4)
 
@@ -121,7 +121,7 @@ def test_the_exit_status_of_a_preemption_is_an_option(commands: list[Command]) -
     assert 3 == command.ends()[0]
 
 
-def test_ctrl_c_lets_the_ranks_save_and_is_no_preemption(commands: list[Command]) -> None:
+def test_ctrl_c_lets_the_ranks_save_and_does_not_count_as_preemption(commands: list[Command]) -> None:
     commands.append(command := Command())
     command.works()
 
@@ -169,7 +169,7 @@ def test_a_rank_that_does_not_ask_gets_the_signal_at_once(commands: list[Command
     assert 75 == status, said
 
 
-def test_who_is_done_before_its_stop_has_succeeded(commands: list[Command]) -> None:
+def test_ranks_that_finish_before_their_stop_have_succeeded(commands: list[Command]) -> None:
     commands.append(command := Command(LAST="40"))
     command.works()
     command.program.says("is done")
@@ -254,7 +254,7 @@ def test_all_nodes_are_preempted_with_the_host_of_the_store(commands: list[Comma
 
 
 def hosts_store(node: Command, port: int) -> bool:
-    """Whether the node's own process for the rendezvous listens at the endpoint."""
+    """Return whether the node's own rendezvous process listens at the endpoint."""
     pid = node.program.rendezvous_process()
     tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table]
@@ -270,7 +270,7 @@ def config(**settings: int) -> LaunchConfig:
 
 
 def preempted(signum: int, launch: elastic_launch) -> BaseException:
-    """What a launch raises that gets *signum* while it runs."""
+    """Return the error of a launch that receives *signum* while it runs."""
     job = launch.start()
     wait_until(lambda: "works" in job.logs(0) and "works" in job.logs(1))
     threading.Timer(0.1, os.kill, (os.getpid(), signum)).start()

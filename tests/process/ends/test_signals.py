@@ -233,7 +233,7 @@ def test_a_scheduler_that_repeats_its_signal_costs_no_checkpoint(repeated: signa
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_a_notice_goes_to_the_worker_that_handles_it_and_ends_nothing(name: str, method: str, job: Job) -> None:
+def test_notice_reaches_the_worker_that_handles_it_and_ends_nothing(name: str, method: str, job: Job) -> None:
     """Rank 0 has a handler, which its forked child inherits; rank 1 has none, and would die of it."""
     duty = f"works_and_notes(here, signal.{name}, handles=os.environ['RANK'] == '0')"
     job.start(duty, "--start-method", method)
@@ -247,7 +247,7 @@ def test_a_notice_goes_to_the_worker_that_handles_it_and_ends_nothing(name: str,
     assert (0, [f"rank0.{name}"]) == (status, job.noted()), stderr
 
 
-def test_a_notice_goes_to_the_program_that_a_shell_script_runs(job: Job) -> None:
+def test_notice_reaches_the_program_that_a_shell_script_runs(job: Job) -> None:
     """The shell has no handler, and must not die of it."""
     job.start("", "--no-python", duty_in_shell(job, "works_and_notes(here, signal.SIGUSR1, handles=True)"))
     job.wait_for(*ALL_AT_WORK)
@@ -283,7 +283,7 @@ def test_a_background_job_of_a_shell_script_obeys_an_interrupt(job: Job) -> None
 
 
 @pytest.mark.parametrize("handler", ["lambda *_: came.append(1)", "signal.SIG_IGN"])
-def test_what_a_program_does_about_a_notice_stays_its_own_during_a_launch(handler: str, tmp_path: Path) -> None:
+def test_program_keeps_its_own_handler_of_a_notice_during_a_launch(handler: str, tmp_path: Path) -> None:
     code = (
         "import signal, os\nfrom elasticlib import LaunchConfig, elastic_launch\nfrom tests.process import duties\n"
         f"came = []\nsignal.signal(signal.SIGUSR1, {handler})\nbefore = signal.getsignal(signal.SIGUSR1)\n"
@@ -327,7 +327,7 @@ def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
 
 
 def in_native_code(pid: int) -> bool:
-    """Whether a worker that has said that it is at work waits by now."""
+    """Return whether a worker that has reported that it runs is waiting now."""
     facts = _reaper.process_facts(pid)
     return facts is not None and facts[0] == b"S"
 
@@ -354,7 +354,7 @@ def test_ranks_in_native_code_but_the_last_are_killed_early_and_named(method: st
 @pytest.mark.parametrize("where", ["another collective", "a C call", "a lock", "a sleep"])
 @pytest.mark.parametrize("count", ["2", "4"])
 def test_one_interrupt_ends_a_collective_that_never_completes(where: str, count: str, job: Job) -> None:
-    """Whoever can hear it ends, and so frees the others; where nobody can, one is killed and frees them."""
+    """Check that ranks that receive the signal exit and free the others; else one rank is killed."""
     duty = f"waits_in_a_collective(here, {where!r})"
     job.start(duty, "--shutdown-timeout", NEVER, "--nproc-per-node", count, "--preload", "torch")
     job.wait_for(*(f"round0.rank{rank}" for rank in range(int(count))))
@@ -448,7 +448,7 @@ def test_children_get_the_signal_when_half_of_the_time_is_over(job: Job) -> None
     assert ["child0", "child1"] == job.made("child*")
 
 
-def test_what_a_shell_script_runs_may_save_after_the_shell_has_died(job: Job) -> None:
+def test_program_of_a_shell_script_may_save_after_the_shell_has_died(job: Job) -> None:
     """The whole group gets the signal at once; the shell, which has no trap, dies of it."""
     program = duty_in_shell(job, "saves_until(here / 'go', here)")
     job.start("", "--no-python", program, "--shutdown-timeout", NEVER)

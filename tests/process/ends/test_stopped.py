@@ -78,7 +78,7 @@ def held(pid: int) -> Iterator[None]:
 
 
 def nothing_is_left_of(pids: set[int]) -> bool:
-    """Whether all of *pids* have ended, soon."""
+    """Return whether all processes of *pids* end soon."""
     with contextlib.suppress(AssertionError):
         duties.wait_until(lambda: not any(duties.lives(pid) for pid in pids), AT_ONCE)
     return not any(duties.lives(pid) for pid in pids)

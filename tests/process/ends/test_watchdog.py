@@ -198,7 +198,7 @@ def wait_for_file(path: str) -> None:
 
 
 def while_running(config: LaunchConfig, folder: pathlib.Path, look: Callable[[], Any], **options: Any) -> Any:
-    """What *look* finds while a worker of *config* runs."""
+    """Return the result of *look*, called while a worker of *config* runs."""
     go = str(folder / "go")
     thread = threading.Thread(target=lambda: elastic_launch(config, wait_for_file, **options)(go))
     thread.start()
@@ -211,7 +211,7 @@ def while_running(config: LaunchConfig, folder: pathlib.Path, look: Callable[[],
         thread.join(LIMIT)
 
 
-def test_a_job_with_a_health_check_port_says_that_it_is_alive(
+def test_health_check_port_answers_that_the_job_is_alive(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -299,7 +299,7 @@ def test_crowd_at_the_health_check_leaves_descriptors_for_a_restart(tmp_path: pa
     assert "{0: 'again'}" == said.splitlines()[-1]
 
 
-def test_a_job_goes_on_without_its_health_check_where_the_port_is_taken(
+def test_job_continues_without_its_health_check_when_the_port_is_taken(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -328,7 +328,7 @@ def test_a_health_check_server_of_the_callers_is_stopped_with_the_job(tmp_path: 
 
 
 def ping(imports: bool) -> tuple[str | None, str | None, str | None]:
-    """What the worker's own socket answers, and the two variables about it."""
+    """Return the response of the worker's own socket, and the two variables about it."""
     import http.client
     import os
     import socket

@@ -1,4 +1,4 @@
-"""What the tests of a limit of a file's size send and run; none of it imports pytest."""
+"""Data and functions for the tests of a file size limit; the module does not import pytest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def talks(argument: str) -> tuple[str, list[float]]:
 
 
 def is_right(results: Any) -> bool:
-    """Whether both workers have answered."""
+    """Return whether both workers returned the right answer."""
     return dict(results) == dict.fromkeys((0, 1), answer(ARGUMENT))
 
 
@@ -56,7 +56,7 @@ def _works_deep() -> None:
 
 
 def stacks(config: Any) -> bool:
-    """Whether the stacks of two workers can be had, which together are larger than a file may be."""
+    """Return True once the stacks of two workers arrive, which together exceed the file size limit."""
     from elasticlib import elastic_launch
 
     job = elastic_launch(config, _works_deep).start()

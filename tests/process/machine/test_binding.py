@@ -31,7 +31,7 @@ FACTS = (
 
 
 def cpus() -> tuple[list[int], list[int]]:
-    """What this worker may use, and what a thread of it may."""
+    """Return the CPUs that this worker may use, and those that a thread of it may use."""
     import threading
 
     found: list[list[int]] = []
@@ -90,7 +90,7 @@ def test_the_launcher_itself_is_not_bound(node_of_gpu: list[list[int]]) -> None:
     assert before == os.sched_getaffinity(0)
 
 
-def test_gpus_are_asked_for_in_a_process_that_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_queried_in_a_temporary_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """With real devices hidden there are none; the job's own fork server has been asked, and lives on."""
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -137,7 +137,7 @@ def test_a_worker_that_cannot_be_bound_fails_and_runs_nowhere_else(
 
 
 def threads_of_openmp() -> set[tuple[int, ...]]:
-    """Where the threads of this worker may run after work that several of them shared."""
+    """Return the sets of CPUs that this worker's threads may use after work that they shared."""
     import torch
 
     torch.set_num_threads(2)

@@ -22,7 +22,7 @@ LOSS = ("--fail-rank", "1", "--fail-epoch", "3")
 
 
 def run(*command: str | Path) -> str:
-    """What the command printed; it must end well."""
+    """Run the command, check that it succeeds, and return its output."""
     names = ("PET_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     ended = subprocess.run(
@@ -49,7 +49,7 @@ def checkpoint(folder: Path, epoch: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a run of 8 epochs that lost rank 1 in the third one printed, and its checkpoints."""
+    """Output and checkpoints of a run of 8 epochs that lost rank 1 in the third epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
     return run(*LAUNCHER, SCRIPT, "--checkpoint-dir", folder, *LOSS), folder
 
@@ -60,7 +60,7 @@ def test_a_run_that_loses_a_worker_learns_the_digits(interrupted: tuple[str, Pat
     assert accuracy(printed, epochs=8, world_size=2) >= 0.95
 
 
-def test_a_restarted_run_goes_on_after_its_newest_checkpoint(interrupted: tuple[str, Path]) -> None:
+def test_restarted_run_continues_after_its_newest_checkpoint(interrupted: tuple[str, Path]) -> None:
     printed, folder = interrupted
 
     assert f"resumed from epoch 2 in {folder} (restart 1)" in printed.splitlines()
@@ -82,9 +82,7 @@ def test_a_lost_worker_changes_no_bit_of_what_is_learned(interrupted: tuple[str,
 
 
 @pytest.mark.sampled(0.1)
-def test_the_script_goes_on_alone_past_a_checkpoint_that_is_cut_off(
-    interrupted: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_script_continues_alone_past_a_truncated_checkpoint(interrupted: tuple[str, Path], tmp_path: Path) -> None:
     """Also: another number of workers than the checkpoint's can take it up."""
     whole, cut = (interrupted[1] / f"epoch-000{epoch}.pt" for epoch in (7, 8))
     (tmp_path / whole.name).write_bytes(whole.read_bytes())

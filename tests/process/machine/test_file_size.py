@@ -50,7 +50,7 @@ ALL = ["True", "True", "50000 True", "True", "True", "True"]
 def test_results_reports_and_arguments_are_larger_than_files_may_be(
     method: str, limits: tuple[int, int], early: bool
 ) -> None:
-    """What the worker has of it is the caller's limit."""
+    """Check that the worker has the caller's limit."""
     code = PROGRAM.format(limits=limits, method=method, early=early)
 
     done = run_python("-c", WITHOUT_PRIVILEGE, "-c", code)

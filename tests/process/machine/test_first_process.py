@@ -46,7 +46,7 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("preload", ["", "torch"])
-def test_it_runs_a_job(start: Start, preload: str) -> None:
+def test_first_process_runs_a_job(start: Start, preload: str) -> None:
     status, said = start("steps.py", "--preload", preload, LAST="10").ends()
 
     assert (0, 2) == (status, said.count("is done")), said
@@ -64,7 +64,7 @@ def test_sigterm_lets_its_workers_save(start: Start) -> None:
     assert (75, {"0", "1"}, 1) == (status, steps.keys(), len(set(steps.values()))), said
 
 
-def test_it_reports_a_worker_that_was_killed(start: Start) -> None:
+def test_first_process_reports_a_worker_that_was_killed(start: Start) -> None:
     program = start("steps.py", "--preload", "")
     inner = program.says("rank 1 works as").split()[-1]
     [first] = children(program.popen.pid)

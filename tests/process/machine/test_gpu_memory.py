@@ -41,7 +41,7 @@ def note(folder: Path, line: str) -> None:
 
 
 def lines(folder: Path) -> list[str]:
-    """What the driver was asked and which workers began, in that order."""
+    """Return the log of driver queries and worker starts, in order."""
     path = folder / "log"
     return path.read_text().splitlines() if path.exists() else []
 

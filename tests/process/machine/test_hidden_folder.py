@@ -23,7 +23,7 @@ HIDE = {
     "below a closed one": "chmod 000 {folder}/..",
     "replaced": "rmdir {folder}; mkdir {folder}",
 }
-"""What happens to the current folder of a shell."""
+"""Commands that remove, close or replace the current folder of a shell."""
 JOB = """
 import os, sys
 
@@ -109,7 +109,7 @@ def test_programs_start_as_python_starts_them(
 
 
 def here() -> tuple[int, int]:
-    """What tells the current folder from others."""
+    """Return the device and inode numbers that identify the current folder."""
     found = os.stat("/proc/self/cwd")
     return found.st_dev, found.st_ino
 

@@ -86,7 +86,7 @@ os.write(1, b"ran\\n")
 
 @errors
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_script_is_restarted_and_one_line_says_what_is_weaker(error: str, method: str, tmp_path: Path) -> None:
+def test_script_is_restarted_and_one_line_names_what_is_weaker(error: str, method: str, tmp_path: Path) -> None:
     script = program(tmp_path, KILLED_ONCE)
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--start-method", method, "--log-dir", str(tmp_path))
 

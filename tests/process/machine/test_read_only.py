@@ -69,7 +69,7 @@ def test_function_returns_where_no_folder_can_be_written(method: str, memory: bo
     assert (0, "{0: '', 1: ''}\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
-def test_exception_of_a_function_comes_without_an_error_file(job: Path) -> None:
+def test_exception_of_a_function_is_raised_without_an_error_file(job: Path) -> None:
     done = run(job, "fail", {}, memory=False)
 
     assert "ChildFailedError ValueError('by design')\n" == done.stdout

@@ -38,7 +38,7 @@ def begin(how: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[st
 
 
 def noted(folder: Path, count: int) -> list[str]:
-    """What *count* workers have noted."""
+    """Return the names that *count* workers have noted."""
     wait_until(lambda: len(list(folder.glob("*.names"))) == count, LIMIT)
     return [name for each in folder.glob("*.names") for name in each.read_text().splitlines()]
 
@@ -55,7 +55,7 @@ def left(names: list[str]) -> set[str]:
     ],
     ids=["killed, with a restart", "ended with its peer"],
 )
-def test_shared_memory_is_gone_after_the_end(how: str, options: list[str], workers: int, tmp_path: Path) -> None:
+def test_shared_memory_is_removed_after_the_end(how: str, options: list[str], workers: int, tmp_path: Path) -> None:
     with begin(how, tmp_path, *options) as launcher:
         assert launcher.wait(LIMIT)
 
@@ -92,7 +92,7 @@ def die_with(name: str) -> None:
 
 
 def test_callers_resource_tracker_outlives_its_forked_workers() -> None:
-    """What workers that are forked from it share with it is the caller's, to its own end."""
+    """Check that memory that forked workers share with the caller remains until the caller removes it."""
     memory = shared_memory.SharedMemory(create=True, size=1000)
     try:
         tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def noted(script: Path) -> tuple[list[str], list[str]]:
-    """What the script wrote."""
+    """Return the streams and the ignored signals that the script wrote."""
     streams, ignored = eval(Path(f"{script}.txt").read_text())
     return streams, ignored
 
@@ -60,7 +60,7 @@ def test_streams_that_the_launcher_was_started_without_are_nothing(start: str, s
     assert ["/dev/null"] * 3 == noted(script)[0]
 
 
-def test_what_nohup_ignores_stays_ignored(script: Path) -> None:
+def test_signal_ignored_by_nohup_stays_ignored(script: Path) -> None:
     """By the launcher, which would else end the job with the terminal, and by its workers."""
     done = shell(f"trap '' HUP; {RUN} {script}")
     ignored_then = noted(script)[1]
@@ -102,7 +102,7 @@ def nothing() -> None:
     """Does it."""
 
 
-def test_what_the_caller_made_inheritable_is_not_kept_open() -> None:
+def test_inheritable_descriptor_of_the_caller_is_not_kept_open() -> None:
     """Neither by the fork server, for the life of the program, nor by its reaper."""
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
@@ -116,7 +116,7 @@ def test_what_the_caller_made_inheritable_is_not_kept_open() -> None:
 
 
 def test_a_very_high_limit_of_open_files_costs_nothing(script: Path, tmp_path: Path) -> None:
-    """What is open is closed, and not what could be: a thousand million system calls take minutes."""
+    """Check that only open files are closed: a thousand million system calls would take minutes."""
     shim = {**built("open_files", tmp_path), "OPEN_FILES": "1000000000"}
 
     done = shell(f"{RUN} {script}", env={**os.environ, **shim})
@@ -303,7 +303,7 @@ def test_functions_run_under_the_callers_interpreter_options(method: str) -> Non
 
 CALL = "import elasticlib as e; e.elastic_launch(e.LaunchConfig(nproc_per_node=1, start_method={method!r}), print)()"
 WITHOUT = {"/proc": "mount --bind {empty} /proc", "/dev/null": "mount --bind {empty} /dev"}
-"""What hides a part of the machine, in a mount namespace of its own."""
+"""Commands that hide a path of the machine, each for a mount namespace of its own."""
 
 
 def shell_without(missing: str, empty: Path, command: str) -> subprocess.CompletedProcess[str]:

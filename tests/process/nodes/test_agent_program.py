@@ -86,7 +86,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def is_held(pid: int) -> bool:
-    """Whether the process has written nothing for some time, although it wants to."""
+    """Return whether the process is blocked in its output: it has written nothing for some time."""
     before = written(pid)
     time.sleep(0.3)
     return before == written(pid) > 0
@@ -99,7 +99,7 @@ def written(pid: int) -> int:
 
 
 @pytest.mark.parametrize("client", ["is dead", "does not read"])
-def test_agent_whose_client_is_gone_ends_although_its_workers_write(agent: Agent, client: str) -> None:
+def test_agent_ends_after_its_client_is_lost_while_its_workers_write(agent: Agent, client: str) -> None:
     agent.begin(floods)
     up = agent.folder / "up"
     wait_until(up.exists, LIMIT)

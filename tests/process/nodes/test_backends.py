@@ -65,7 +65,7 @@ def test_host_has_the_address_and_a_second_node_here_joins() -> None:
     assert other.get_state() == one.get_state()
 
 
-def test_a_store_that_does_not_come_is_given_up_in_time() -> None:
+def test_missing_store_is_given_up_in_time() -> None:
     began = time.monotonic()
 
     with pytest.raises(RendezvousConnectionError, match=r"given up after read_timeout=0\.3 s"):
@@ -125,7 +125,7 @@ def test_workers_on_etcd_find_the_master_of_the_specification(etcd: EtcdServer, 
 
 
 @pytest.mark.parametrize("api", ["etcd", "etcd-v2", "etcd-v3"])
-def test_a_state_on_etcd_goes_when_its_time_is_over(etcd: EtcdServer, api: str) -> None:
+def test_state_on_etcd_is_removed_when_its_time_is_over(etcd: EtcdServer, api: str) -> None:
     backend, store = on_etcd.create_backend(params(etcd.get_endpoint(), api))
     short = on_etcd.EtcdRendezvousBackend(store.client, "job", "/short", ttl=1)  # type: ignore[attr-defined]
 

@@ -150,7 +150,7 @@ class TestWhoHosts:
         assert [[b"1"]] * 8 == [exchange.read(["key"]) for _, exchange in outcomes]
 
     @pytest.mark.parametrize("endpoint", ["localhost:0", "127.0.0.1:0", "[::1]:0"])
-    def test_a_free_port_is_told(self, backend: Open, endpoint: str) -> None:
+    def test_endpoint_names_the_free_port_of_the_store(self, backend: Open, endpoint: str) -> None:
         node = served(backend(endpoint))
 
         other = backend(node.endpoint)
@@ -193,7 +193,7 @@ class TestWhoHosts:
         assert (0, ["refused", "refused", "127.0.0.1", "met"]) == (done.returncode, done.stdout.split()), done.stderr
 
     @pytest.mark.parametrize("facts", [{"is_host": False}, {"backend": "static", "node_rank": 1}])
-    def test_who_must_not_host_does_not(self, facts: dict[str, Any]) -> None:
+    def test_node_that_must_not_host_does_not_host(self, facts: dict[str, Any]) -> None:
         node = C10dBackend(job(**{"endpoint": "localhost:0"} | facts))
 
         assert not node.serve(time.monotonic() + LONG)
@@ -205,7 +205,7 @@ class TestWhoHosts:
             ({"backend": "static", "node_rank": 0}, "^node_rank=0, but another process already listens on 127.0.0.1:"),
         ],
     )
-    def test_who_must_host_and_cannot_says_who_is_in_the_way(self, facts: dict[str, Any], why: str) -> None:
+    def test_node_that_must_host_reports_another_process_on_its_port(self, facts: dict[str, Any], why: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             endpoint = spell(*server.getsockname())
             node = C10dBackend(job(**{"endpoint": endpoint} | facts))
@@ -233,13 +233,13 @@ class TestWhoHosts:
         why = f"{reason} was given twice: node first hosts job 'run' there already, and node n must host it too"
         assert [why] * 2 == [str(at_first.value), str(later.value)]
 
-    def test_who_must_host_elsewhere_is_refused(self, backend: Open) -> None:
+    def test_node_that_must_host_at_an_address_elsewhere_is_refused(self, backend: Open) -> None:
         node = backend(f"192.0.2.7:{free_port()}", is_host=True)
 
         with pytest.raises(ConfigError, match=r"^is_host=1, but 192.0.2.7 is not an address of this machine"):
             node.serve(time.monotonic() + 1)
 
-    def test_who_must_host_behind_a_forwarded_address_does(
+    def test_node_that_must_host_behind_a_forwarded_address_hosts(
         self, backend: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(_c10d, "bind_endpoint", lambda *_, **__: Elsewhere("it is forwarded"))
@@ -256,7 +256,7 @@ class TestWhoHosts:
             ({"endpoint": "host:99999"}, "port '99999'"),
         ],
     )
-    def test_what_contradicts_itself_is_refused_before_anything_waits(self, facts: dict[str, Any], why: str) -> None:
+    def test_contradictory_settings_are_refused_before_any_wait(self, facts: dict[str, Any], why: str) -> None:
         with pytest.raises(ConfigError, match=why):
             C10dBackend(job(**{"endpoint": "host", "max_nodes": 2} | facts))
 
@@ -278,15 +278,15 @@ class TestDial:
 
         assert "run" == exchange.served_run  # type: ignore[attr-defined]
 
-    def test_an_unknown_name_is_told_apart(self, backend: Open) -> None:
+    def test_unknown_host_name_raises_its_own_error(self, backend: Open) -> None:
         with pytest.raises(RendezvousConnectionError, match=r"^name not found: 'nosuchhost\.invalid'"):
             backend("nosuchhost.invalid:29400").dial(LONG)
 
-    def test_a_refusal_is_told_apart(self, backend: Open) -> None:
+    def test_refused_connection_raises_its_own_error(self, backend: Open) -> None:
         with pytest.raises(RefusedError, match="no process listens there"):
             backend(f"localhost:{free_port()}").dial(LONG)
 
-    def test_who_accepts_and_says_nothing_is_no_store(self, backend: Open) -> None:
+    def test_server_that_accepts_and_sends_nothing_is_not_a_store(self, backend: Open) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             node = backend(spell(*server.getsockname()))
 
@@ -298,7 +298,7 @@ class TestDial:
 
             assert seconds(dial) < 3
 
-    def test_who_speaks_something_else_is_no_store(self, backend: Open) -> None:
+    def test_server_with_another_protocol_is_not_a_store(self, backend: Open) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def answer() -> None:
@@ -431,7 +431,7 @@ class TestStrangers:
         paused.give_up(exchange)
         assert [b"new"] == exchange.read([ANNOUNCEMENT])
 
-    def test_a_guest_lives_while_its_heartbeat_changes_and_until_it_has_ended(self, backend: Open) -> None:
+    def test_joined_job_lives_while_its_heartbeat_changes_until_its_end(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         now = 0.0
         guests = OtherJobs(guest(backend, first, "a"), lambda: now)
@@ -460,7 +460,7 @@ class TestStrangers:
             *(b'{"run_id": "", "heartbeat": 1}', b'{"run_id": "x", "heartbeat": true}'),
         ],
     )
-    def test_what_is_no_announcement_of_a_guest_holds_up_no_host(self, backend: Open, lie: bytes) -> None:
+    def test_invalid_announcement_of_a_joining_job_delays_no_host(self, backend: Open, lie: bytes) -> None:
         first = served(backend("localhost:0", "a"))
         exchange = guest(backend, first, "")
         exchange.append("guests", lie)
@@ -468,7 +468,7 @@ class TestStrangers:
         assert [] == OtherJobs(exchange, lambda: 0.0).living()
 
     @pytest.mark.parametrize("lie", [b"garbage", b"", b"-5", b"9" * 5000, b"\xff"])
-    def test_a_destroyed_register_of_guests_holds_up_no_host(self, backend: Open, lie: bytes) -> None:
+    def test_destroyed_register_of_joining_jobs_delays_no_host(self, backend: Open, lie: bytes) -> None:
         first = served(backend("localhost:0", "a"))
         scribble(first, "elasticlib//guests", lie)
         told: list[list[str]] = []
@@ -477,7 +477,7 @@ class TestStrangers:
 
         assert [] == told
 
-    def test_the_id_of_a_guest_that_is_over_is_free_again(self, backend: Open) -> None:
+    def test_id_of_a_joined_job_is_free_again_after_its_end(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         guest = backend(first.endpoint, "b")
         exchange = guest.dial(LONG)
@@ -494,7 +494,7 @@ class TestStrangers:
         later.post(b"2")
         assert [b"2"] == [entry.data for entry in later.receive(LONG)]
 
-    def test_bytes_that_are_no_request_kill_nobody(self, backend: Open) -> None:
+    def test_bytes_that_are_not_a_valid_request_kill_no_store(self, backend: Open) -> None:
         node = served(backend("localhost:0"))
         exchange = node.dial(LONG)
         for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4000, secrets.token_bytes(4000), b""):
@@ -504,7 +504,7 @@ class TestStrangers:
         exchange.write({"key": b"1"})
         assert [b"1"] == node.dial(LONG).read(["key"])
 
-    def test_what_strangers_write_under_our_keys_is_only_bytes(self, backend: Open) -> None:
+    def test_bytes_that_strangers_write_under_our_keys_are_only_bytes(self, backend: Open) -> None:
         node = served(backend("localhost:0"))
         exchange = node.dial(LONG)
         junk = secrets.token_bytes(1000)

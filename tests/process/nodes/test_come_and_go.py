@@ -42,7 +42,7 @@ def full_disk(small_disk: Path) -> Path:
 
 
 @pytest.mark.sampled(0.05)
-def test_node_that_comes_and_goes_is_refused_and_the_others_work_on(port: int, healthy: Launch) -> None:
+def test_node_that_keeps_leaving_is_refused_and_the_others_continue(port: int, healthy: Launch) -> None:
     ends = []
     for _ in range(MOST + 2):
         node = run_python(str(SCRIPT), f"127.0.0.1:{port}", str(HEARTBEAT), WORK)

@@ -183,7 +183,7 @@ def test_a_program_that_lets_no_thread_run_for_a_while_is_not_missed(started: li
     assert [0, 0] == [nodes.ask(node, "num_nodes_waiting") for node in (other, host)]
 
 
-def test_waiting_says_nothing_on_the_programs_stderr(started: list[Nodes]) -> None:
+def test_waiting_prints_nothing_on_the_programs_stderr(started: list[Nodes]) -> None:
     nodes = Nodes("3", "3")
     started.append(nodes)
     host, other = nodes.start(is_host=True), nodes.start(is_host=False)
@@ -323,7 +323,7 @@ def test_nodes_of_a_shared_state_meet_again_and_again_and_end_together(started: 
 
 
 @pytest.mark.sampled(0.5)
-def test_when_the_node_that_coordinates_is_killed_another_one_goes_on(started: list[Nodes]) -> None:
+def test_another_node_takes_over_when_the_leader_is_killed(started: list[Nodes]) -> None:
     nodes = StateNodes(2, 3)
     started.append(nodes)
     three = [nodes.start() for _ in range(3)]

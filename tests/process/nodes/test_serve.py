@@ -121,7 +121,7 @@ def test_any_node_may_be_killed_and_no_restart_is_used(rank: int, server: Server
     server.says("job 'job' is over: all 2 nodes succeeded in round 1")
 
 
-def test_job_goes_on_with_replacements_of_all_nodes(server: Server, start: Start) -> None:
+def test_job_continues_with_replacements_of_all_nodes(server: Server, start: Start) -> None:
     for node in (first := [start("job", "2:3") for _ in range(3)]):
         node.says(" of 3")
     for node in first:

@@ -72,7 +72,7 @@ def meet(*handlers: RendezvousHandler) -> list[int]:
         return [info.rank for info in pool.map(lambda handler: handler.next_rendezvous(), handlers)]
 
 
-def test_sidecars_of_one_programs_handlers_come_from_one_process(
+def test_sidecars_of_one_programs_handlers_start_from_one_process(
     make: Callable[..., list[RendezvousHandler]],
 ) -> None:
     handlers = make(4)

@@ -236,7 +236,7 @@ def test_contact_is_lost_in_time_when_the_sidecar_stands_still(start: Start) -> 
     assert gone_within(other.workers, 0.0)
 
 
-def test_what_a_scheduler_sends_to_every_process_does_not_end_it(start: Start) -> None:
+def test_sidecar_survives_signals_that_scheduler_sends_every_process(start: Start) -> None:
     host, other = pair(start)
 
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):

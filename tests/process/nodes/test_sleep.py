@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What makes a clock stand still."""
+    """Environment that loads the library that makes a clock stand still."""
     return built("still_clock", tmp_path_factory.mktemp("shim"))
 
 

@@ -238,7 +238,7 @@ if __name__ == "__main__":
 
 
 def takes_nothing(client: subprocess.Popen[str]) -> bool:
-    """Whether the pipe of the client's stdout is full."""
+    """Return whether the pipe of the client's stdout is full."""
     with open(f"/proc/{client.pid}/fd/1", "wb", buffering=0) as stream:
         return not select.select([], [stream], [], 0)[1]
 

@@ -1,4 +1,4 @@
-"""What a training draws by chance: one worker's numbers, to be compared with those of other workers."""
+"""Random numbers of one worker's training, for comparison with those of other workers."""
 
 import json
 import os

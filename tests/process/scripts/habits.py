@@ -39,7 +39,7 @@ HABITS = {}
 
 
 def habit(function):
-    """Have *function* tried, under its name."""
+    """Register *function* under its name for the run."""
     HABITS[function.__name__] = function
     return function
 
@@ -287,7 +287,7 @@ def knows_its_streams():
 
 
 def tried(function):
-    """What came of it, or what it raised."""
+    """Return the result of *function*, or the text of its exception."""
     try:
         return function()
     except Exception as error:

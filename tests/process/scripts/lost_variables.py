@@ -24,14 +24,14 @@ def library(name):
 
 
 def schedule():
-    """How OpenMP divides loops."""
+    """Return the kind and chunk size by which OpenMP divides loops."""
     kind, chunk = ctypes.c_int(), ctypes.c_int()
     library("libgomp").omp_get_schedule(ctypes.byref(kind), ctypes.byref(chunk))
     return kind.value, chunk.value
 
 
 def shows_frames():
-    """Whether the errors of torch's native code have a stack."""
+    """Return whether the errors of torch's native code contain a stack."""
     try:
         torch.zeros(2) + torch.zeros(3)
     except RuntimeError as error:
@@ -39,7 +39,7 @@ def shows_frames():
 
 
 def logs_natively():
-    """Whether torch's native code logs what it does."""
+    """Return whether torch's native code logs its actions."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)

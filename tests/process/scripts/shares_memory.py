@@ -28,7 +28,7 @@ def note(*names: str) -> None:
 
 
 def others_ready() -> bool:
-    """Whether each rank of this attempt has noted its names."""
+    """Return whether each rank of this attempt has noted its names."""
     return len(list(folder.glob(f"{attempt}.*.names"))) == int(os.environ["WORLD_SIZE"])
 
 

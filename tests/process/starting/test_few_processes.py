@@ -42,7 +42,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def needs_more(program: str, made: int, shim: dict[str, str], folder: Path) -> bool:
-    """Whether *program*, which may make so many processes and threads, needs more; it ends well, or says what helps."""
+    """Return whether *program* exceeds *made* processes and threads. It must succeed or print advice."""
     left = folder / f"left{made}"
     left.write_bytes(made.to_bytes(4, sys.byteorder))
     environment = {**os.environ, **shim, "PYTHONPATH": str(ROOT), "FEW_PROCESSES": str(left)}
@@ -77,7 +77,7 @@ def test_wherever_processes_run_out_the_launch_ends_with_what_helps(
 
 @pytest.mark.parametrize("limit", [12, 16, 20])
 @pytest.mark.parametrize("command", [[*COMMAND, "--no-python", "true"], [sys.executable, "-c", FUNCTION]])
-def test_where_few_files_may_be_open_the_launch_ends_with_one_sentence(command: list[str], limit: int) -> None:
+def test_launch_ends_with_one_sentence_when_few_files_may_be_open(command: list[str], limit: int) -> None:
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -135,7 +135,7 @@ def test_a_module_that_opens_an_accelerator_is_refused_by_name(module: Callable[
     assert f"its import opens an accelerator ({device}), which cannot be used after a fork\n" == done.stdout
 
 
-def test_the_thread_pool_of_numpy_is_no_reason_to_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_is_preloaded_despite_its_thread_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenBLAS ends its pool before a fork and makes it anew: a forked worker computes with it."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
 
@@ -152,7 +152,7 @@ def test_workers_have_what_was_imported_ahead_and_only_that() -> None:
     assert {"torch": True, "colorsys": True, "chunk": False} == results[0]
 
 
-def test_what_an_import_sets_in_the_environment_reaches_the_workers(module: Callable[[str], str]) -> None:
+def test_variable_set_by_an_import_reaches_the_workers(module: Callable[[str], str]) -> None:
     """As in a plain program, which imports it itself."""
     name = module("import os\nos.environ['ELASTICLIB_TEST'] = 'by an import'")
 
@@ -187,7 +187,9 @@ def test_no_more_than_two_idle_fork_servers_are_kept(monkeypatch: pytest.MonkeyP
         assert all(duties.lives(each["fork server"]) for each in (at_work, *kept))
 
 
-def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable[[str], str], tmp_path: Path) -> None:
+def test_preloaded_module_is_imported_again_after_its_file_changed(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
     def value() -> Any:
         import preloaded  # type: ignore[import-not-found]
 
@@ -210,7 +212,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_restart_after_an_upgrade_of_a_package_imports_it_anew(installed: Path, tmp_path: Path) -> None:
+def test_restart_after_an_upgrade_imports_the_package_again(installed: Path, tmp_path: Path) -> None:
     """Though no file of the module itself is newer: an installer replaces the folder that tells the version."""
 
     def upgrades_and_fails_once(package: str, note: str) -> tuple[int, int]:
@@ -453,7 +455,7 @@ def test_environment_of_a_wrapper_reaches_the_script(
 
 
 @pytest.mark.parametrize("preload", [(), ("colorsys",)])
-def test_wrapper_makes_the_environment_anew_for_each_launch(
+def test_wrapper_builds_a_new_environment_for_each_launch(
     preload: tuple[str, ...], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows what it reads for that."""

@@ -31,7 +31,7 @@ def fork_server_and(name: str, **settings: Any) -> tuple[int, str | None]:
 
 
 def value_at_import() -> Any:
-    """What the preloaded module found, and the fork server that imported it."""
+    """Return the value that the preloaded module found, and the pid of its fork server."""
     import preloaded  # type: ignore[import-not-found]
 
     return preloaded.VALUE, duties.chain()["fork server"]
@@ -52,7 +52,7 @@ def value_at_import() -> Any:
         ("PWD", ()),
     ],
 )
-def test_a_variable_that_no_import_reads_goes_to_the_workers_alone(
+def test_variable_that_no_import_reads_reaches_only_the_workers(
     name: str, preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Set, changed and removed: each launch has its own, all have one fork server."""
@@ -124,7 +124,7 @@ def test_another_search_folder_needs_a_new_server_for_named_modules(
 
 
 def finds_extra() -> tuple[bool, int]:
-    """Whether the preloaded module found what it looked for."""
+    """Return whether the preloaded module found the extra module, and the pid of its fork server."""
     import preloaded
 
     return preloaded.VALUE is not None, duties.chain()["fork server"]
@@ -194,10 +194,10 @@ def test_variable_that_sitecustomize_may_read_makes_a_new_fork_server(
     ids=["sets", "sets a default", "removes"],
 )
 @pytest.mark.parametrize("mine_first", [False, True])
-def test_what_an_import_sets_or_leaves_is_as_in_a_plain_program(
+def test_imports_set_or_keep_a_variable_as_in_a_plain_program(
     code: str, values: list[str | None], mine_first: bool, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the launch that the fork server was made for had."""
+    """Check that the result does not depend on the launch for which the fork server was started."""
     preload = (module(f"import os\n{code}"),)
     given = [None, "mine", "default"]
     pairs = list(zip(given, values, strict=True))
@@ -215,7 +215,7 @@ def test_what_an_import_sets_or_leaves_is_as_in_a_plain_program(
 def test_other_variables_do_not_wait_for_a_server_at_its_imports(
     module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What that one reads is not known yet."""
+    """Check a launch beside a fork server whose imports, and so its reads, are not complete."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     code = (
         "import pathlib, time\n"

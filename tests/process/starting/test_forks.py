@@ -43,7 +43,7 @@ def held_by_another_thread(block: contextlib.AbstractContextManager[object]) -> 
 
 
 def succeeds_in_a_fork(check: Callable[[], bool]) -> bool:
-    """Whether *check* holds in a fork of this process; one that is stuck is killed."""
+    """Return whether *check* holds in a fork of this process, which is killed if it hangs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which this is about
         pid = os.fork()

@@ -102,7 +102,7 @@ numpy.random.rand()
 
 
 def drawn_with(module: str) -> dict[str, list[Any]]:
-    """What a program draws that imports *module* first."""
+    """Return the random numbers of a program that imports *module* first."""
     import importlib
 
     made = importlib.import_module(module)
@@ -221,7 +221,7 @@ def test_imports_leave_the_same_state_in_a_worker_as_in_a_program(modules: str) 
 
 
 def shared_with_peers() -> tuple[int, int, str, float]:
-    """What all workers of one fork server have in common."""
+    """Return the values that all workers of one fork server share."""
     import logging
     import multiprocessing
     import time
@@ -303,7 +303,7 @@ def left_in(folder: Path, leave_out: Collection[str] = ()) -> dict[str, bytes]:
 
 
 held: list[Any] = []
-"""What `write_and_hold` keeps beyond its return."""
+"""Objects that `write_and_hold` keeps after it returns."""
 
 
 def write_when_the_main_thread_has_ended(path: str) -> None:
@@ -326,7 +326,7 @@ def write_and_hold(folder: str, finalize: bool, daemon: bool = False) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_an_unclosed_file_of_a_script_holds_is_written_at_its_end(method: str, tmp_path: Path) -> None:
+def test_unclosed_file_of_a_script_is_written_at_its_end(method: str, tmp_path: Path) -> None:
     """Text, csv, gzip, zip, logs ...: the same files with the same contents as under ``python``."""
     script, plain, worker = tmp_path / "writes.py", tmp_path / "plain", tmp_path / "worker"
     script.write_text(SCRIPT_WRITERS)
@@ -341,7 +341,7 @@ def test_what_an_unclosed_file_of_a_script_holds_is_written_at_its_end(method: s
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_an_unclosed_file_of_a_function_holds_is_written_at_its_end(method: str, tmp_path: Path) -> None:
+def test_unclosed_file_of_a_function_is_written_at_its_end(method: str, tmp_path: Path) -> None:
     """The function keeps the files in a global variable; each way of starting writes them all the same."""
     plain, worker = tmp_path / "plain", tmp_path / "worker"
     plain.mkdir()
@@ -406,7 +406,7 @@ def buffered_by_the_caller(path: str) -> None:
 
 
 def test_forked_worker_does_not_write_the_callers_buffers(tmp_path: Path) -> None:
-    """What waits in a buffer of the caller is written once, by the caller."""
+    """Check that buffered text of the caller is written once, by the caller."""
     with open(tmp_path / "caller", "w") as file:
         file.write("the caller's\n")
         held.append(file)
@@ -583,7 +583,7 @@ def test_file_locked_by_a_daemon_thread_blocks_no_other_file(tmp_path: Path) -> 
     assert ("", "data") == (done.stderr, (tmp_path / "data").read_text())
 
 
-def test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process(tmp_path: Path) -> None:
+def test_daemon_thread_that_catches_its_end_does_not_end_the_process(tmp_path: Path) -> None:
     """The interpreter would have stopped it before it could."""
     script = tmp_path / "heartbeat.py"
     script.write_text(

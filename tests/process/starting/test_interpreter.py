@@ -128,7 +128,7 @@ def without_streams(output: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_each_rank_runs_the_whole_text_that_comes_through_a_pipe(method: str, tmp_path: Path) -> None:
+def test_each_rank_runs_the_whole_script_that_is_read_from_a_pipe(method: str, tmp_path: Path) -> None:
     text = Path(FACTS).read_text()
     [plain] = without_streams(run([sys.executable, "-u", "-", "--flag"], input=text, cwd=tmp_path))
 

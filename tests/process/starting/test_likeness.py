@@ -65,7 +65,7 @@ def test_a_folder_or_archive_with_a_main_sees_what_it_sees_under_python(name: st
 
 
 def test_thirty_habits_have_the_same_effect_in_each_run_and_restart() -> None:
-    """What projects do when they are imported: as in a program of its own, whatever the run before did."""
+    """Check that import habits of projects act as in a separate program, after any previous run."""
     habits, restarting = str(SCRIPTS / "habits.py"), ("1", "--max-restarts", "1")
 
     def seen(*command: str) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ print(elastic_launch(LaunchConfig(nproc_per_node=1, start_method=sys.argv[1], lo
 @pytest.mark.parametrize("redirects", ["0", "3"], ids=["pipe", "file"])
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_function_may_change_the_encoding_of_its_output(method: str, redirects: str, tmp_path: Path) -> None:
-    """Where its output goes is not where that of the fork server goes, or the caller's."""
+    """Check output whose destination differs from that of the fork server and of the caller."""
     done = run_python("-c", CHANGES_ITS_ENCODING, method, str(tmp_path), redirects)
 
     is_file, line = redirects == "3", "na\\xefve\n"
@@ -136,7 +136,7 @@ def test_a_model_compiles_in_a_forked_worker() -> None:
 
 
 @pytest.mark.parametrize("preload", ["auto", ""])
-def test_what_a_script_sets_before_it_imports_torch_is_obeyed(preload: str) -> None:
+def test_variables_set_by_a_script_before_importing_torch_take_effect(preload: str) -> None:
     """Torch is not imported for it by the fork server, where it reads one of these when it is loaded."""
     assert "threads 1 logs 10\n" == launch(1, "--preload", preload, str(SCRIPTS / "threads.py"))
 
@@ -161,7 +161,7 @@ def test_the_debugger_reads_the_launchers_terminal(tmp_path: Path) -> None:
 
 
 def read_until(descriptor: int, text: str) -> str:
-    """What comes out of a terminal until *text* is seen."""
+    """Return the output of a terminal up to *text*."""
     seen, deadline = "", time.monotonic() + 60
     while text not in seen:
         assert select.select([descriptor], [], [], max(0, deadline - time.monotonic()))[0], seen
@@ -170,7 +170,7 @@ def read_until(descriptor: int, text: str) -> str:
 
 
 def threads_seen() -> tuple[int, str]:
-    """How many threads torch computes with here, and what the environment says."""
+    """Return the number of threads that torch uses here, and the value of `OMP_NUM_THREADS`."""
     import torch
 
     return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]

@@ -1,4 +1,4 @@
-"""What native code reads of the environment while a fork server comes to be, held against the lists that say so."""
+"""Variables that native code reads during the start of a fork server, compared with our lists."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def reads(shim: dict[str, str], log: Path, *modules: str) -> tuple[set[str], set[str]]:
-    """What native and what Python code looks up in a program that imports *modules* ahead."""
+    """Return the names that native code and Python code look up in a program that imports *modules*."""
     done = run_python("-c", IMPORTS, *modules, env=environment(**shim, GETENV_SHIM_LOG=str(log)), check=True)
     return set(log.read_text().split()), set(json.loads(done.stdout))
 
@@ -48,7 +48,7 @@ def unlisted(names: set[str], patterns: tuple[str, ...]) -> list[str]:
     return sorted(name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def test_what_the_interpreter_reads_is_listed(shim: dict[str, str], tmp_path: Path) -> None:
+def test_variables_that_the_interpreter_reads_are_listed(shim: dict[str, str], tmp_path: Path) -> None:
     """Also what libraries of Python's own modules read."""
     native, _ = reads(shim, tmp_path / "log")
 

@@ -26,7 +26,7 @@ HEAD = """
 def run(
     folder: Path, source: str, *command: str, name: str = "train.py", env: dict[str, str] | None = None
 ) -> list[Any]:
-    """What the program *source* tells, run as *command* or by its path."""
+    """Return the values that the program *source* reports, run as *command* or by its path."""
     path = folder / name
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
@@ -269,7 +269,7 @@ def test_unsendable_object_of_an_unguarded_script_names_both_ways_out(tmp_path: 
     ],
     ids=["guarded", "unguarded"],
 )
-def test_a_guarded_script_is_imported_and_another_goes_by_value(
+def test_guarded_script_is_imported_and_unguarded_one_is_sent_by_value(
     guard: str, choices: list[str | None], names: list[str], tmp_path: Path
 ) -> None:
     source = f"""
@@ -293,7 +293,7 @@ def test_a_launch_that_the_import_makes_is_an_error_and_no_second_job(tmp_path: 
     assert run(tmp_path, source) == [True]
 
 
-def test_what_is_made_behind_the_guard_or_fails_at_the_import_is_an_error(tmp_path: Path) -> None:
+def test_object_made_under_guard_is_refused_and_failed_import_raises(tmp_path: Path) -> None:
     """The first is refused before the start; the second is told with its place."""
     source = """
     import threading
@@ -329,7 +329,7 @@ def test_pool_imports_the_script_once_and_calls_find_the_callers_data(tmp_path: 
     assert run(tmp_path, source) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]
 
 
-def test_what_an_import_makes_of_its_process_stays_each_workers_own(tmp_path: Path) -> None:
+def test_values_that_an_import_makes_of_its_process_differ_per_worker(tmp_path: Path) -> None:
     """A rank, a process id and random weights differ from the caller's, and nobody has changed them."""
     source = """
         import torch
@@ -398,7 +398,7 @@ def test_objects_stay_the_same_within_and_beside_what_is_laid_over(tmp_path: Pat
     assert run(tmp_path, source) == [expected]
 
 
-def test_a_script_that_comes_through_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+def test_script_read_from_a_pipe_is_not_read_again(tmp_path: Path) -> None:
     source = """
         def train(): return [__name__]
         if __name__ == "__main__":
@@ -409,7 +409,7 @@ def test_a_script_that_comes_through_a_pipe_is_not_read_again(tmp_path: Path) ->
     assert run(tmp_path, source, "sh", "-c", command) == [["__main__"]]
 
 
-def test_a_pool_whose_import_failed_imports_the_script_anew(tmp_path: Path) -> None:
+def test_pool_whose_import_failed_imports_the_script_again(tmp_path: Path) -> None:
     source = """
         if __name__ == "__mp_main__" and os.path.exists("broken"):
             raise RuntimeError("cannot import now")

@@ -115,7 +115,7 @@ def by_rank(first: Callable[..., object], second: Callable[..., object], rank: i
     return (first, second)[rank](*args)
 
 
-def test_one_failure_ends_all_and_is_the_only_one_told(started: Started, tmp_path: Path) -> None:
+def test_one_failure_ends_all_and_is_the_only_one_reported(started: Started, tmp_path: Path) -> None:
     functions = (notes_a_wish_to_end, waits_for_its_peer_and_fails)
     context = started(by_rank, (*functions, 0, tmp_path), (*functions, 1, tmp_path))
     pids = context.pids()
@@ -198,12 +198,12 @@ def test_interrupted_function_fails_with_the_status_of_a_shell(started: Started,
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Whoever reads it waits until it was opened for writing."""
+    """Named pipe whose reader waits until it is opened for writing."""
     os.mkfifo(tmp_path / "gate")
     return tmp_path / "gate"
 
 
-def test_a_failure_whose_peers_take_their_time_is_no_result_yet(started: Started, gate: Path) -> None:
+def test_wait_returns_no_result_while_peers_of_a_failure_still_run(started: Started, gate: Path) -> None:
     ready = gate.with_name("ready")
     stubborn = f"trap '' TERM; : > {ready}; cat {gate}; exit 0"
     context = started("sh", ("-c", stubborn), ("-c", f"until [ -e {ready} ]; do sleep 0.01; done; exit 3"))
@@ -216,7 +216,7 @@ def test_a_failure_whose_peers_take_their_time_is_no_result_yet(started: Started
     assert list(result_of(context).failures) == [1]
 
 
-def test_a_close_ends_all_and_a_later_wait_tells_who_was_cut_short(started: Started) -> None:
+def test_close_ends_all_and_a_later_wait_reports_the_stopped_processes(started: Started) -> None:
     context = started("sleep", (LONG,), (LONG,))
     pids = context.pids()
 
@@ -228,7 +228,7 @@ def test_a_close_ends_all_and_a_later_wait_tells_who_was_cut_short(started: Star
     context.close()
 
 
-def test_who_does_not_heed_is_killed_after_the_time_out(started: Started, tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_the_timeout(started: Started, tmp_path: Path) -> None:
     context = started("sh", ("-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"))
     runs_until(context, (tmp_path / "ready").exists)
     begun = time.monotonic()
@@ -289,7 +289,7 @@ def test_a_signal_ends_the_wait_and_leaves_the_processes_to_be_closed(
     assert result_of(context).failures[0].exitcode == -signum
 
 
-def test_a_signal_between_two_waits_is_told_as_in_a_wait(started: Started) -> None:
+def test_signal_between_two_waits_is_raised_as_in_a_wait(started: Started) -> None:
     context = started("sleep", (LONG,))
     assert context.wait(0) is None
 

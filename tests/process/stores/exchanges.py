@@ -1,4 +1,4 @@
-"""What tests do with the store of a job."""
+"""Operations of the tests on the store of a job."""
 
 from __future__ import annotations
 

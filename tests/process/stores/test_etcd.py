@@ -109,7 +109,7 @@ def test_a_listener_that_never_answers_costs_no_more_than_the_limit() -> None:
         b"\0" * 100,
     ],
 )
-def test_who_answers_but_is_no_etcd(answer: bytes) -> None:
+def test_server_other_than_etcd_is_reported_as_such(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
 
         def serve() -> None:
@@ -409,7 +409,7 @@ def _reaches(reached: EtcdBackend) -> bool:
     return False
 
 
-def test_what_is_wrong_with_tls_is_told_apart(secure: str, certificates: Path, server: EtcdServer) -> None:
+def test_each_tls_problem_is_reported_with_its_own_reason(secure: str, certificates: Path, server: EtcdServer) -> None:
     good = backend(secure, **client(certificates))
     wait_until(lambda: _reaches(good))
     troubles = {

@@ -144,7 +144,7 @@ def read(keys: Keys, name: str) -> bytes:
 
 
 def leader_of(keys: Keys, nodes: list[Node]) -> Node:
-    """Who coordinates."""
+    """Return the node that coordinates."""
     name = read(keys, "leader").decode().rpartition("/")[0]
     (leader,) = [node for node in nodes if node.name == name]
     return leader
@@ -178,7 +178,7 @@ def test_with_a_token_a_document_that_a_stranger_edited_seats_nobody(start: Star
     wait_until(lambda: b"state in the store was signed with another token, or for another job" in other.log, LIMIT)
 
 
-def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start: Start, keys: Keys) -> None:
+def test_restored_older_document_ends_the_job_with_a_clear_reason(start: Start, keys: Keys) -> None:
     nodes = [start(), start()]
     for node in nodes:
         node.sits_with(2)
@@ -197,7 +197,7 @@ def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start
     assert "the job's saved state was replaced by an older one" in told
 
 
-def test_job_goes_on_when_a_stranger_deletes_the_leaders_key(start: Start, keys: Keys) -> None:
+def test_job_continues_when_a_stranger_deletes_the_leaders_key(start: Start, keys: Keys) -> None:
     first = start()
     first.sits_with(1)
     holder = read(keys, "leader")
@@ -211,11 +211,11 @@ def test_job_goes_on_when_a_stranger_deletes_the_leaders_key(start: Start, keys:
 
 
 def count(keys: Keys) -> int:
-    """How many keys the job has, but for messages that are on their way."""
+    """Return the number of keys of the job, without messages in transit."""
     return len(keys.entries(f"{PLACE}/keys", 0)[0])
 
 
-def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys) -> None:
+def test_nodes_leave_no_key_behind_after_their_end(start: Start, keys: Keys) -> None:
     first = start()
     first.sits_with(1)
     wait_until(lambda: count(keys) <= 3, LIMIT)

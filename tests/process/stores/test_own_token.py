@@ -38,7 +38,7 @@ def test_another_user_is_refused_and_runs_nothing(owner: Launch) -> None:
 
 
 def join_as_nobody(port: int) -> subprocess.CompletedProcess[str]:
-    """What comes of a node of the same job that another user starts: its worker would say that it is at work."""
+    """Run a node of the same job as another user. Its worker would report that it runs."""
     # This Python may lie where another user cannot get to: the capability lets this one read it, and no more.
     reads = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
     other = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", *reads]
@@ -55,7 +55,9 @@ def join_as_nobody(port: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_launches_of_one_user_meet_whatever_their_environment(owner: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_of_one_user_meet_although_their_environments_differ(
+    owner: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner.at_work()
     monkeypatch.setenv("HOME", "/nonexistent")
     monkeypatch.setenv("XDG_CACHE_HOME", "/nonexistent")

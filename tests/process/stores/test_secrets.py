@@ -35,7 +35,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen() -> list[str]:
-    """Where this worker finds the token, and which of the processes above it were started with it."""
+    """Return the places where this worker finds the token, and its ancestors that started with it."""
     found = [name for name, value in os.environ.items() if TOKEN in value]
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
@@ -89,7 +89,7 @@ def test_a_command_finds_no_token(kind: str, method: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_start_processes_passes_the_token_on_only_where_it_is_told_to(method: str) -> None:
+def test_start_processes_passes_the_token_only_to_ranks_that_set_it(method: str) -> None:
     context = start_processes(
         "w", environment_alone, {0: (), 1: ()}, {0: {}, 1: {NAME: TOKEN}}, DefaultLogsSpecs(), start_method=method
     )

@@ -50,7 +50,7 @@ def test_a_store_stays_until_the_other_jobs_on_it_have_ended(start: Start) -> No
     assert "'guest'" in line
 
 
-def test_store_that_stays_goes_after_its_time_and_the_guests_name_it(start: Start) -> None:
+def test_store_ends_after_its_linger_time_and_joined_jobs_name_its_job(start: Start) -> None:
     host, guest = pair(start, store_linger=1)
 
     host.finish()
@@ -61,7 +61,7 @@ def test_store_that_stays_goes_after_its_time_and_the_guests_name_it(start: Star
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_wait_for_guests_and_spoils_no_success(signum: signal.Signals, start: Start) -> None:
+def test_signal_ends_the_wait_for_joined_jobs_and_keeps_success(signum: signal.Signals, start: Start) -> None:
     host, guest = pair(start)
     host.finish()
     host.says("stays")
@@ -73,7 +73,7 @@ def test_a_signal_ends_the_wait_for_guests_and_spoils_no_success(signum: signal.
     assert 1 == guest.ends()[0]
 
 
-def test_an_operator_who_ends_the_host_waits_for_no_guest(start: Start) -> None:
+def test_interrupted_host_waits_for_no_joined_job(start: Start) -> None:
     host, guest = pair(start)
 
     host.popen.send_signal(signal.SIGINT)
@@ -109,7 +109,7 @@ def test_the_id_of_a_job_that_stays_for_others_is_free_again(start: Start) -> No
     assert [0, 0] == [guest.ends()[0], host.ends()[0]]
 
 
-def test_id_of_a_guest_whose_machine_died_is_free_after_two_heartbeats(start: Start) -> None:
+def test_id_of_job_on_dead_machine_is_free_again_after_two_heartbeats(start: Start) -> None:
     host, guest = pair(start)
     process = guest.rendezvous_process()
     for pid in (process, guest.popen.pid):

@@ -41,7 +41,7 @@ def test_the_time_limit_is_as_before_after_a_block_that_raised(server: Any) -> N
     assert timedelta(seconds=7) == server.timeout
 
 
-def test_a_store_on_etcd_has_the_time_limit_that_it_says() -> None:
+def test_store_on_etcd_uses_the_time_limit_that_is_set() -> None:
     class Empty:
         """A server in which nothing ever comes."""
 
@@ -68,7 +68,7 @@ def test_all_ranks_get_the_data_of_all(rank: int, world_size: int) -> None:
     assert [b"0", b"1", b"2", b"3"] == got
 
 
-def test_data_that_does_not_come_is_an_error(server: Any) -> None:
+def test_missing_data_raises_runtime_error(server: Any) -> None:
     server.set_timeout(timedelta(milliseconds=50))
     server.set("data/0", "x")
 
@@ -161,7 +161,7 @@ def test_another_fault_of_the_network_is_not_tried_again(monkeypatch: pytest.Mon
     assert 1 == len(asked)
 
 
-def test_a_caller_that_does_not_come_is_missed() -> None:
+def test_missing_caller_makes_the_host_of_the_store_time_out() -> None:
     server = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
 
     with pytest.raises(RendezvousTimeoutError, match=r"not all of the 2 callers connected .* within 0.05 s"):

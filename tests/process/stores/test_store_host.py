@@ -38,7 +38,7 @@ def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path, caplog
 
 @pytest.mark.parametrize("does", ["waits", "talks"])
 @pytest.mark.parametrize("method", METHODS)
-def test_store_that_dies_is_the_root_cause_whatever_its_workers_report(method: str, does: str, tmp_path: Path) -> None:
+def test_dead_store_is_the_root_cause_whatever_its_workers_report(method: str, does: str, tmp_path: Path) -> None:
     """Workers that need it at that moment see a lost connection, others nothing at all."""
     begun = time.monotonic()
 

@@ -72,7 +72,7 @@ def nonce(runtime: NodeRuntime) -> str:
 
 
 def error_of(runtime: NodeRuntime) -> str:
-    """What ends the node's part."""
+    """Return the text of the error that ends the node's membership."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
         wait_readable([runtime.member], 0.05)
@@ -123,7 +123,7 @@ def test_scribble_on_the_served_jobs_name_makes_no_second_coordinator(
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_nodes_of_a_guest_that_come_at_once_have_one_coordinator(node: Open, token: str | None) -> None:
+def test_nodes_of_a_joined_job_that_start_at_once_have_one_coordinator(node: Open, token: str | None) -> None:
     nonce(node("host", run_id="another"))
 
     guests = [node(name, token=token, max_nodes=4) for name in "abcd"]
@@ -147,7 +147,7 @@ def test_store_host_writes_the_served_job_and_the_coordinator_again(node: Open, 
 
 
 def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open) -> None:
-    """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
+    """Simulate a removal of all traces of a coordinator, after which the next node coordinates as well."""
     first = node("first", token="secret")
     wait_until(first.member.drain, LONG)  # else the other one may take the message of the node out of the inbox
     rival = CoordinatorHost(
@@ -223,7 +223,7 @@ class TestClaims:
 
         assert heir.take_over(exchange)
 
-    def test_coordinator_lives_while_its_signed_heartbeat_goes_on(self, guest: Callable[[], StoreExchange]) -> None:
+    def test_coordinator_lives_while_its_signed_heartbeat_continues(self, guest: Callable[[], StoreExchange]) -> None:
         exchange, heir, living = guest(), self.claim("heir"), self.claim("living")
         assert living.take(exchange)
         office = living.coordinating(exchange)
@@ -293,7 +293,7 @@ class TestClaims:
 
 
 def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
-    """What the coordinator called *name* writes again and again."""
+    """Return the entries that the coordinator called *name* writes repeatedly."""
     key, nonce = key_of(token), f"nonce-{name[:99]}"
     announcement, pulse = (
         Announcement("job", nonce, name, Terms(1, 2, 3), 10.0, True),
@@ -305,14 +305,14 @@ def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
     }
 
 
-def test_a_guest_that_no_store_could_hold_hides_no_other(host: C10dBackend) -> None:
+def test_joined_job_too_large_for_a_store_hides_no_other(host: C10dBackend) -> None:
     come(host, "good")
     announce(host, "x" * 9000)
 
     assert ["good"] == OtherJobs(connection(host, "host")).living()
 
 
-def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
+def test_heartbeat_that_no_store_returns_hides_no_other_joined_job(
     host: C10dBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(host, "bad")
@@ -335,7 +335,7 @@ def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
 
 
 @pytest.mark.parametrize("lie", [b"junk", b"", b"-5", b"1010", b"9" * 30, b"9" * 5000, b"\xff", None])
-def test_guests_are_found_and_kept_whatever_becomes_of_their_counter(host: C10dBackend, lie: bytes | None) -> None:
+def test_joined_jobs_are_found_and_kept_if_their_counter_is_changed(host: C10dBackend, lie: bytes | None) -> None:
     come(host, "good")
     guests = OtherJobs(connection(host, "host"))
     before = guests.living()
@@ -345,7 +345,7 @@ def test_guests_are_found_and_kept_whatever_becomes_of_their_counter(host: C10dB
 
 
 @pytest.mark.parametrize("lie", [b"junk", b"1010"])
-def test_guests_are_kept_where_a_stranger_s_key_is_no_text(host: C10dBackend, lie: bytes) -> None:
+def test_joined_jobs_are_kept_when_a_strangers_key_is_not_valid_text(host: C10dBackend, lie: bytes) -> None:
     """Then the store does not tell its keys."""
     come(host, "good")
     guests = OtherJobs(connection(host, "host"))
@@ -356,7 +356,7 @@ def test_guests_are_kept_where_a_stranger_s_key_is_no_text(host: C10dBackend, li
     assert [["good"]] * 2 == [guests.living(), OtherJobs(connection(host, "host")).living()]
 
 
-def test_a_crowd_of_announcements_hides_no_guest(host: C10dBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowd_of_announcements_hides_no_joined_job(host: C10dBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elasticlib.rendezvous.stores._shared_store.MOST", 3)
     for number in range(5):
         announce(host, f"a{number}", 0.001)
@@ -374,7 +374,7 @@ def test_a_crowd_of_announcements_hides_no_guest(host: C10dBackend, monkeypatch:
     assert len(seen) > 3
 
 
-def test_announcement_is_removed_of_a_dead_guest_and_kept_of_a_live_one(
+def test_announcement_of_a_dead_job_is_removed_and_of_a_live_one_kept(
     host: C10dBackend,
 ) -> None:
     clock = Clock()
@@ -395,7 +395,7 @@ def test_announcement_is_removed_of_a_dead_guest_and_kept_of_a_live_one(
     assert ["living"] == OtherJobs(connection(host, "host")).living()
 
 
-def test_a_host_stays_its_time_for_a_guest_whatever_strangers_announce(host: C10dBackend) -> None:
+def test_host_waits_for_a_joined_job_whatever_strangers_announce(host: C10dBackend) -> None:
     come(host, "good")
     announce(host, "x" * 9000)
     scribble(host.server, REGISTER, b"junk")

@@ -118,7 +118,7 @@ def make(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
 
 @pytest.mark.parametrize("token", ["", "s3cret"], ids=["open", "signed"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_cannot_be_read_is_refused_in_a_few_lines_and_the_job_goes_on(
+def test_unreadable_entries_are_refused_in_few_lines_and_job_continues(
     make: Callable[..., Cluster], backend: str, token: str
 ) -> None:
     cluster = make(backend, token)

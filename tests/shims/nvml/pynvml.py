@@ -47,6 +47,6 @@ def nvmlDeviceGetMemoryInfo(handle: int) -> Any:  # noqa: N802
 
 
 def _state() -> list[Any]:
-    """Where the file is a named pipe that nobody writes to, this is a driver that hangs."""
+    """Read the state; if the file is a named pipe without a writer, simulate a driver that hangs."""
     with open(os.environ["NVML_STATE"], encoding="utf-8") as file:
         return list(json.load(file))

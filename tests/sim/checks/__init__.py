@@ -1,8 +1,8 @@
 """
-What must hold at each step of a simulated node's session and of its coordinator's mail, whatever goes wrong.
+Checks of each step of a simulated node's session and of its coordinator's mail, under any faults.
 
-Rules of this package: a check sees what comes in and what goes out, as a store and an agent do, and states a rule of
-the protocol in its own words.
+Rules of this package: a check sees inputs and outputs, as a store and an agent do. It states a rule
+of the protocol in its own words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Checks:
     """Of all sessions and coordinators of one job."""
 
     outbox: bool = True
-    """Whether what a coordinator reads is its nodes' own."""
+    """True if a coordinator reads only messages of its own nodes."""
     _sessions: dict[str, SessionChecks] = Factory(dict)
     _outboxes: dict[str, OutboxChecks] = Factory(dict)
 

@@ -1,13 +1,16 @@
 """
-What must hold for a node's contact with its job: when it counts as lost, when workers are killed, what is tried.
+Rules of a node's contact with its job: loss of contact, kills of workers, and new attempts.
 
-The last sign of life of a node that has ranks is its last heartbeat that the coordinator says it has read; before, its
-last heartbeat, or request to join, that went out and was answered with a heartbeat of the coordinator that is not older
-than one before. The same holds while the coordinator's heartbeat stands still, where another node may take over.
-`FENCE` after it, and not before, the agent is told to stop its workers; at `KILL` they are killed, or sooner where
-others may have its ranks already. A node between two of whose looks at the coordinator's heartbeat its time went on by
-the heartbeat time was suspended. Contact that is lost is sought at once, then again and again within a second each, for
-as long as the limits say, and no longer.
+The last sign of life of a node with ranks is its last heartbeat that the coordinator reports as
+read. Before that, it is the last heartbeat or request to join that the node sent and that was
+answered. The answer is a heartbeat of the coordinator that is not older than the previous one. The
+same holds while the coordinator's heartbeat stands still, if another node may take over.
+
+The agent gets the order to stop its workers `FENCE` after the last sign of life, and not before. At
+`KILL` the workers are killed, or sooner if other nodes may already have their ranks. A node was
+suspended if the time of the coordinator's heartbeat advances by the heartbeat time between two
+reads. A node seeks lost contact at once, then repeatedly within a second each, for as long as the
+limits allow.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ class Contact:
     """When contact began, or was lost; at first, when the node began."""
     heartbeat: float = 0.0
     met: bool = False
-    """Whether there was contact ever."""
+    """True if contact has ever existed."""
     live: bool = False
     trying: bool = False
     fenced: bool = False
-    """Whether the agent was told that it is lost, and it did not come back."""
+    """True if the agent was notified that contact is lost, and contact has not returned."""
     over: bool = False
-    """Whether nothing is tried any more."""
+    """True if no further attempts are made."""
     sign: float = 0.0
     """When the last sign of life went out that the store has."""
     credited: float | None = None
@@ -52,10 +55,10 @@ class Contact:
     read: int = -1
     """The coordinator's count that was read."""
     suspended: bool = False
-    """Whether the last answer says that this node was."""
+    """True if the last answer shows that this node was suspended."""
     _fenced_at: float = -math.inf
     _compares: bool = False
-    """Whether an answer was read since the last request to join."""
+    """True if an answer was read since the last request to join."""
     _read_at: float = 0.0
     """When that count was read first."""
     _stands_since: float | None = None
@@ -69,7 +72,7 @@ class Contact:
     _doubt: str = ""
     """Why the coordinator's heartbeat does not count."""
     _wakes: bool = False
-    """Whether the agent must be told that this node was suspended."""
+    """True if the agent must receive a notice that this node was suspended."""
 
     # What happens.
 
@@ -103,7 +106,7 @@ class Contact:
         self._compares, self._doomed_at, self.credited = False, math.inf, None
 
     def is_stale(self, sent: float | None, now: float) -> bool:
-        """Whether ranks that came with that as the last sign of life may be others' by now."""
+        """Return whether ranks with their last sign of life at *sent* may belong to other nodes now."""
         return bool(self.heartbeat) and (sent is None or now >= sent + STALE * self.heartbeat)
 
     def has_ranks(self, sent: float) -> None:
@@ -180,11 +183,11 @@ class Contact:
         return max(self.credited, self.sign) if changes else self.credited
 
     def is_useless(self, now: float) -> bool:
-        """Whether contact that is there is of no use: a new connection may be better."""
+        """Return whether existing contact is useless, so that a new connection may be better."""
         return self.fenced and (self._fenced_at == now or now >= self.since + FENCE * self.heartbeat)
 
     def may_try(self, now: float) -> bool:
-        """Whether a connection may be made."""
+        """Return whether a connection may be made."""
         return self.is_useless(now) if self.live else not self.trying
 
     def ends_at(self) -> float:
@@ -194,7 +197,7 @@ class Contact:
         return self.since + (self.limits.reconnect_timeout if self.met else self.limits.join_timeout)
 
     def is_gone(self) -> bool:
-        """Whether the host of the job's store is."""
+        """Return whether the host of the job's store is lost."""
         return self.met and self._refusals >= REFUSALS and not self.limits.has_election
 
     def gives_up(self, error: Exception, now: float) -> None:

@@ -1,4 +1,4 @@
-"""How a check says that a rule is broken."""
+"""Function by which a check reports a broken rule."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """
-What must hold for what a node says to its coordinator, whatever breaks in between.
+Rules of a node's messages to its coordinator, under any failure in between.
 
-Each report makes one message, numbered in the order in which the agent said it. One is posted when the one before it
-is in the store, in the same words however often; once it is in the store it is not posted again, but for the last
-wish for ranks, where the coordinator may not know it. None is longer than it may be; of one that is denied for its
-size less is said in its place, or that the job cannot go on.
+Each report makes one message, numbered in the order of the agent's reports. A message is posted
+when its predecessor is in the store, and a repeated post has the same text. A stored message is not
+posted again, except the last request for ranks, if the coordinator may not know it. No message
+exceeds the size limit. If the store denies a message for its size, a shorter one replaces it, or
+the node reports that the job cannot continue.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Envelopes:
     asked_at: float | None = None
     """When that was posted first."""
     _due: dict[int, Report | None] = Factory(dict)
-    """What each is to say that is not in the store; None: a request that is not described yet."""
+    """Required report of each message not yet in the store; None: a request not yet described."""
     _join: Join | None = None
-    """What the last wish said, when it was described."""
+    """Content of the last request for ranks, once it is described."""
     _posted: dict[int, bytes] = Factory(dict)
-    """What was posted, and is not known to be in the store."""
+    """Posted messages that are not known to be in the store."""
     _denied: dict[int, int] = Factory(dict)
     """Bytes of those that the store did not take."""
     _failed: Failed | Stopped | None = None
@@ -105,18 +106,18 @@ class Envelopes:
 
     @property
     def is_left(self) -> bool:
-        """Whether something is to be said yet."""
+        """Return whether a message remains to be sent."""
         return self.stored < self.last or bool(self._again)
 
     @property
     def has_joined(self) -> bool:
-        """Whether the last request to join is in the store."""
+        """Return whether the last request to join is in the store."""
         return 0 < self.join_seq <= self.stored
 
     # What is said.
 
     def describes(self) -> None:
-        """What the node brings is asked for."""
+        """Check that the node's descriptor is requested only for a request to join."""
         seq = self.stored + 1
         self.demand(seq in self._due and self._due[seq] is None, "it is asked what the node brings, for no wish")
 

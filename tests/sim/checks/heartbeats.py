@@ -1,9 +1,9 @@
 """
-What must hold for a node's heartbeats.
+Rules of a node's heartbeats.
 
-One goes out in each interval of the heartbeat time, no later for anything else that is to be said, and no earlier;
-each has the next number, and says what was read and said. Those of a node that is held rest; the coordinator's are read
-all the same.
+One is sent in each interval of the heartbeat time: not early, and not late because of other
+messages. Each has the next number, and reports how many notices were read and how many messages
+were stored. A held node sends none, but still reads those of the coordinator.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Heartbeats:
     stored_at: float = -math.inf
     """When the last one since the request to join went out that is in the store."""
     since_join: int = 0
-    """That went out since the last request to join."""
+    """Number of heartbeats sent since the last request to join."""
     answered: int = 0
     """Of these, those after which one of the coordinator was read."""
     sent: dict[int, float] = Factory(dict)
     """When each of these went out."""
     has_ranks: bool = False
-    """Whether some came since the last request to join."""
+    """True if ranks arrived since the last request to join."""
     _credited: int = 0
     """The last one that the coordinator has read."""
     _due_at: float = -math.inf
@@ -81,7 +81,7 @@ class Heartbeats:
         return self.sent[alike]
 
     def is_far(self, ranks: RankAssignment) -> bool:
-        """Whether so many went out since the last that was read that what is told of them may mean others."""
+        """Return whether so many heartbeats were sent since the last one read that reports are ambiguous."""
         return self.count - max(self._credited, ranks.heartbeat_count, self.count - self.since_join + 1) >= FAR
 
     def listens(self, now: float) -> None:

@@ -1,7 +1,8 @@
 """
-What must hold for a node's connections: one at a time, with one operation at a time on each of its two lanes.
+Rules of a node's connections: one at a time, with one operation at a time on each of two lanes.
 
-Nothing is asked of a connection that is not there; what follows from an answer is asked at once.
+No operation is requested of a missing connection. An operation that follows from an answer is
+requested at once.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Lanes:
     number: int = 0
     there: bool = False
     ended: bool = False
-    """Whether it was given up, and no other follows."""
+    """True if the connection was given up, and no other follows."""
     follow: dict[ConnectionThread, Any] = Factory(dict)
-    """What must be asked next, and at once."""
+    """Operation that each lane must request next, and at once."""
     _asked: dict[ConnectionThread, Ask] = Factory(dict)
     _operations: int = 0
 
@@ -58,11 +59,11 @@ class Lanes:
         return wanted
 
     def answered(self, number: int) -> Ask | None:
-        """What is answered, if anybody waits for that."""
+        """Remove and return the request with that number, or None if no lane waits for the answer."""
         return next((self._asked.pop(lane) for lane, ask in self._asked.items() if ask.number == number), None)
 
     def is_free(self, lane: ConnectionThread) -> bool:
-        """Whether something can be asked."""
+        """Return whether the lane can take a request."""
         return lane not in self._asked
 
     def rests(self) -> None:

@@ -1,7 +1,8 @@
 """
-What must hold where a node reads its notices: each is read once and in its order, and deleted once there are ranks.
+Rules of a node's notices: each is read once, in order, and deleted once there are ranks.
 
-What is left in a mailbox that was given up is deleted too, once a notice came in the next one, and nothing else is.
+Entries that remain in an abandoned mailbox are deleted after a notice has arrived in the next one.
+Nothing else is deleted.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class Mailbox:
     read: int = 0
     """Notices that were read in this one."""
     _left: tuple[str, ...] = ()
-    """What may be left of those before."""
+    """Keys that may remain of earlier mailboxes."""
     _taken: tuple[str, ...] = ()
-    """Where something lay that was read, which must be deleted."""
+    """Keys of entries that were read and must be deleted."""
     has_ranks: bool = False
-    """Whether the last that was read were ranks."""
+    """True if the last notice read was an assignment of ranks."""
 
     @property
     def is_to_delete(self) -> bool:
-        """Whether what was read is to be deleted before the next notice is waited for."""
+        """Return whether entries that were read must be deleted before the wait for the next notice."""
         return self.has_ranks or self.next_key in self._taken
 
     def opened(self, name: str, taken_over: bool) -> None:
@@ -43,11 +44,11 @@ class Mailbox:
 
     @property
     def next_key(self) -> str:
-        """Where the next notice will lie."""
+        """Key of the next notice."""
         return mailbox_key(self.name, self.read)
 
     def has_taken(self, key: str, ranks: bool) -> None:
-        """What lay there was read; *ranks*: it was an assignment of these."""
+        """Record that the entry at *key* was read; *ranks*: the entry was an assignment of ranks."""
         self._taken, self.has_ranks = (*self._taken, key), ranks
 
     @property
@@ -69,6 +70,6 @@ class Mailbox:
         self.demand(not self._useless, f"{self._useless} is of no use, and is not deleted")
 
     def deleted(self, keys: tuple[str, ...]) -> None:
-        """That is done."""
+        """Record that *keys* were deleted."""
         self._taken = tuple(key for key in self._taken if key not in keys)
         self._left = tuple(key for key in self._left if key not in keys)

@@ -1,12 +1,12 @@
 """
-What must hold for a coordinator's mail: checked at each of its steps in a simulated cluster.
+Rules of a coordinator's mail, checked at each of its steps in a simulated cluster.
 
-Notices of a mailbox are written in their order, each once; again only where a heartbeat says that it was not read,
-long enough after it was written, and then it is. Whoever took over now would know what is to be written, and nothing
-else.
+Notices of a mailbox are written in order, each once. A notice is written again if a heartbeat
+reports it as unread long enough after it was written, and only then. A successor that takes over
+now would know exactly which notices remain to be written.
 
-Rules of this file: it sees what comes in and what goes out, as a store does; of what is written down it reads what a
-successor would.
+Rules of this file: it sees inputs and outputs, as a store does. Of saved documents it reads what a
+successor would read.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class OutboxChecks:
     _written: dict[str, float] = Factory(dict)
     """When each notice was written last, by key."""
     _reported: dict[str, int] = Factory(dict)
-    """How many notices each mailbox was given."""
+    """Number of notices written to each mailbox."""
     _heartbeats: dict[str, NodeHeartbeat] = Factory(dict)
     """The latest of each mailbox."""
     _here: dict[str, float] = Factory(dict)
     """When each node was seen last among those who live, or are to read the end."""
     _asked: tuple[str, ...] = ()
-    """Where heartbeats are being read."""
+    """Keys of the heartbeats that are being read."""
     _turned_at: float = 0.0
     """When messages came last: what follows from them is written once the heartbeats are read."""
     _delays: dict[str, float] = Factory(dict)
@@ -121,7 +121,7 @@ class OutboxChecks:
             self._here[node] = now
 
     def _parts(self, data: bytes, server: Server) -> None:
-        """Who says that it has read the end needs no notices; one that follows all the same counts as the first."""
+        """Forget the notices of a node that acknowledges the end; a later notice counts as the first."""
         try:
             envelope = decode(data, server.key, lambda each: _place(each, server))
         except RendezvousStateError:
@@ -159,7 +159,7 @@ class OutboxChecks:
         self._written[key], self._reported[mailbox] = now, max(self._reported.get(mailbox, 0), index + 1)
 
     def _has_reminded(self, server: Server, now: float) -> None:
-        """What lives reads, or is reminded."""
+        """Check that each live node reads its notices or is reminded."""
         for node, mailbox in server.logic.mailboxes(server.state).items():
             if heartbeat_key(mailbox) not in self._heartbeats or _outbox(server).mailbox_of(node) != mailbox:
                 continue
@@ -184,14 +184,14 @@ class OutboxChecks:
         self.demand(outbox.end_unread <= set(outbox._mailboxes), f"it waits for {outbox.end_unread}, who have no box")
 
     def _forgets(self, before: Server, after: Server) -> None:
-        """Who is gone needs no notices: what is remembered does not grow with those who came and went."""
+        """Check that the coordinator forgets nodes that have left, so that its memory does not grow."""
         state = after.state
         here = {*before.logic.mailboxes(before.state), *state.waiting, *(state.round.entries if state.round else ())}
         known = set(_outbox(after)._mailboxes) - here - _outbox(before).end_unread - _outbox(after).end_unread
         self.demand(not known, f"it keeps mail of {known}, who are gone")
 
     def _leaves(self, data: bytes, server: Server, now: float) -> None:
-        """What a successor would know of the outbox."""
+        """Check that a successor would know the outbox from the document."""
         if len(data) > _LARGE:
             return
         left = read_handover(data, server.run_id, server.key, now).outbox

@@ -1,10 +1,10 @@
 """
-What a node's session may ask, and must.
+Operations that a node's session may request, and must.
 
-A lane does not rest while there is something to be said or read; the agent is told each notice once; a closed session
-ends; and until the moment for which a session wants to be woken nothing is to be done.
+A lane does not rest while there is something to send or read. The agent receives each notice once.
+A closed session ends. Nothing is due before the moment for which a session requests its wake-up.
 
-What of the session itself is looked at are the fields that others read.
+The checks read only those fields of the session that others read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SessionChecks:
     parted: bool = False
     final: bool = False
     seen: Seen = field(factory=Seen)
-    """How far the node knows the job to have come."""
+    """Progress of the job as far as the node knows it."""
     lanes: Lanes = field(init=False)
     envelopes: Envelopes = field(init=False)
     heartbeats: Heartbeats = field(init=False)
@@ -77,24 +77,24 @@ class SessionChecks:
     _host: str = ""
     """The node that coordinates, as far as is known."""
     _listens: bool = False
-    """Whether the coordinator's heartbeat is being read without one of the node."""
+    """True if the coordinator's heartbeat is read without one of the node being sent."""
     _ranks: messages.RankAssignment | None = None
-    """That were read."""
+    """Last assignment of ranks that was read."""
     _erred: bool = False
-    """Whether an error has ended its part."""
+    """True if an error has ended the session's membership."""
     _left: bool = False
-    """Whether its part alone is over, while others go on."""
+    """True if only this node's membership is over, while other nodes continue."""
     _unsure: bool = False
-    """Whether they may be others', so that the agent has not got them."""
+    """True if the ranks may belong to other nodes, so that the agent has not received them."""
     _too_late: bool = False
-    """Whether something came after such ranks: the agent must be told that they came too late."""
+    """True if a notice followed such ranks: the agent must get a report that they were too late."""
     _ending: messages.Final | None = None
-    """Whose whole root cause is being read."""
+    """Final notice whose whole root cause is being read."""
     _key_of_end: str = ""
     _may_end: bool = False
-    """Whether its part ends where nothing else helps."""
+    """True if the membership may end because nothing else helps."""
     _must_end: bool = False
-    """Whether its part cannot go on."""
+    """True if the membership cannot continue."""
     _doubted: float | None = None
     _look_at: float = 0.0
 
@@ -143,7 +143,7 @@ class SessionChecks:
         self._rests(after, now)
 
     def taken(self, words: tuple[MembershipEvent, ...], after: Session) -> None:
-        """What came for the agent was taken."""
+        """Check that the agent took all its notices, and took no ranks after a loss of contact."""
         self.demand(not after.unread, f"the agent has taken {after.unread}, and would be told again")
         late = self.contact.fenced and any(isinstance(word, messages.RankAssignment) for word in words)
         self.demand(not late, f"contact is lost, and the agent takes {words}")
@@ -411,7 +411,7 @@ class SessionChecks:
             self.envelopes.repeats(self.seen)
 
     def _is_stale(self) -> bool:
-        """Whether the lane that watches waits where nothing comes any more."""
+        """Return whether the watching lane waits where no more notices arrive."""
         return self._has_read_all() or self._awaits != self.mailbox.next_key
 
     # What must have been done when a step is over.

@@ -1,7 +1,9 @@
 """
-What must hold for what a session believes and tells: its agent each notice once, and people why the node still waits.
+Rules of what a session accepts and reports.
 
-What was not written for this node by its job's coordinator is refused, with a line for people at the first time.
+Its agent receives each notice once, and people learn why the node still waits. A message is refused
+unless this job's coordinator wrote it for this node. The first refusal of each kind logs a line for
+people.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _TOLD_EVERY = 60.0
 
 @define(eq=False, repr=False)
 class Refusals:
-    """What one node refused to believe."""
+    """Messages that one node refused."""
 
     demand: Demand
     _known: set[str] = Factory(set)
@@ -68,7 +70,7 @@ class Refusals:
 
 
 def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen) -> CoordinatorNotice:
-    """What the coordinator wrote there; raises `RendezvousStateError` for all else."""
+    """Return the coordinator's notice in *data*; raise `RendezvousStateError` for anything else."""
     notice = decode(data, secret, key_place(job, seen.nonce, key))
     if not isinstance(notice, CoordinatorNotice) or (isinstance(notice, RankAssignment) and notice.round <= seen.round):
         raise RendezvousStateError("nothing that a coordinator says now")
@@ -77,7 +79,7 @@ def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen)
 
 @define(eq=False, repr=False)
 class Waiting:
-    """How long one node has waited for ranks, and how often that was told."""
+    """Time that one node has waited for ranks, and the number of reports about it."""
 
     demand: Demand
     since: float | None = None

@@ -1,7 +1,7 @@
 """
-What must hold for when a session wants to be woken: before that moment nothing is to be done, and it comes to rest.
+Rules of the wake-up of a session: nothing is due before that moment, and the session becomes idle.
 
-Whose part is over wants not to be woken.
+A session that is over requests no wake-up.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _MAILBOXES_AHEAD = 2
 """Notices of a mailbox that are not there yet, in whose place something may lie already."""
 
 _KINDS = ("replay", "replay", "elsewhere", "changed", "changed", "made up", "noise", "cut", "empty")
-"""What he writes."""
+"""Kinds of data that the adversary writes."""
 
 
 @define(eq=False, repr=False)
@@ -40,9 +40,9 @@ class Adversary:
 
     store: Store
     seen: dict[str, list[bytes]] = Factory(dict)
-    """What lay at each key, oldest first; of the inbox, all entries."""
+    """Values written at each key, oldest first; for the inbox, all entries."""
     documents: list[tuple[float, Any]] = Factory(list)
-    """What coordinators left to their successors, and when."""
+    """Documents that coordinators left to their successors, with their times."""
     touched: dict[str, float] = Factory(dict)
     """When he last wrote or deleted each key."""
 
@@ -222,4 +222,4 @@ _DO: dict[str, Callable[[Adversary, random.Random], str]] = {
 _WITH_ELECTION = {"counter": False, "state": True, "leader": True}
 """Places that are there only with an election, or only without one."""
 _WEIGHTS = {"hello": 2, "pulse": 2, "beat": 4, "box": 5, "inbox": 4, "counter": 0.2, "state": 0.7, "leader": 0.7}
-"""How often he comes to each where he goes anywhere."""
+"""Relative frequency of each place when the adversary may choose any place."""

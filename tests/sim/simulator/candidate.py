@@ -40,11 +40,11 @@ class Candidate:
     _asked: Callable[[events.Event], None] | None = None
     """Takes the answer to what is under way; None: nothing is."""
     _waits: bool = False
-    """Whether that can be interrupted."""
+    """True if the operation in progress can be interrupted."""
     _rests: bool = False
-    """Whether that is a pause, which needs no connection."""
+    """True if the operation in progress is a pause, which requires no connection."""
     _over: events.Over | None = None
-    """How the coordinator's part ended, if its term has not."""
+    """Outcome of the coordinator, if its term has not ended."""
 
     def start(self) -> None:
         """Stand for election."""

@@ -69,10 +69,10 @@ class SimulatedCluster:
     """Workers of each node; a node has one more for each further place if `uneven`."""
     uneven: bool = True
     logic: Any = _coordinator
-    """What decides: a module or object with the coordinator's functions."""
+    """Module or object with the coordinator's functions, which makes the decisions."""
     count_bytes: bool = False
     most_bytes: int = 0
-    """That the store takes in one value; 0: any number."""
+    """Most bytes that the store accepts in one value; 0: no limit."""
     token: str = ""
     """With one, all of the job's own know it; without, whoever can write to the store has a say in the job."""
     observer: Observer | None = None
@@ -92,7 +92,7 @@ class SimulatedCluster:
     members: list[Node] = field(factory=list, init=False)
     _chance: random.Random = field(init=False)
     _tampered: bool = field(default=False, init=False)
-    """Whether somebody may write to the store whom nobody asked."""
+    """True if a stranger may write to the store."""
     _hosts: dict[str, Host | Candidate] = field(factory=dict, init=False)
     _coordinators: list[Host] = field(factory=list, init=False)
     _left: int = field(default=0, init=False)
@@ -146,7 +146,7 @@ class SimulatedCluster:
 
     @property
     def outcomes(self) -> dict[str, AgentEnded]:
-        """How the part of each agent ended, by its name."""
+        """Outcome of each agent that has ended, by its name."""
         return {node.name: node.outcome for node in self.members if node.outcome is not None}
 
     @property
@@ -214,7 +214,7 @@ class SimulatedCluster:
         return key_of(self.token) if self.token else None
 
     def watch(self, nonce: str) -> Watch:
-        """What looks on in that beginning of the job."""
+        """Return the watch of the job that began with *nonce*."""
         if nonce not in self.watches:
             purged = 0 if self.store is None else self.store.purges
             # Whoever deletes all that a job has in a store makes room for another one of its name.
@@ -240,7 +240,7 @@ class SimulatedCluster:
             self.timeline.at(moment, None, lambda: self._start_agent(node.number))
 
     def leaves(self, node: Node, why: str) -> bool:
-        """Whether the job ends because this node goes."""
+        """Return whether the job ends because this node leaves."""
         host = self._hosts.get(node.name)
         if not isinstance(host, Host):
             return False
@@ -310,7 +310,7 @@ class SimulatedCluster:
         self.new_host(server, self.store, lambda why: None).start()
 
     def machine(self, number: int) -> Machine:
-        """That machine, switched on or not."""
+        """Return the machine with that number, switched on or not."""
         if number not in self.machines:
             self.machines[number] = Machine(number, Link(number))
         return self.machines[number]
@@ -338,7 +338,7 @@ class SimulatedCluster:
         node.start()
 
     def dialled(self) -> Store:
-        """What answers to one who connects now."""
+        """Return the store that answers a connection made now."""
         if self.store is None:
             # Nobody listens yet: a machine that is there refuses.
             nobody = Process("nobody", self.timeline, alive=False)
@@ -348,7 +348,7 @@ class SimulatedCluster:
     def new_host(
         self, node: Node | Outside, store: Store, ended: Callable[[str], None], term: int | None = None
     ) -> Host:
-        """That node coordinates from now on."""
+        """Make *node* the coordinator from now on, and return its host."""
         self.history.append(TookOver(self.now, node.name))
         host = Host(node, store, f"{self._chance.getrandbits(64):016x}", ended, term)
         self._coordinators.append(host)

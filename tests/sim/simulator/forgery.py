@@ -1,7 +1,7 @@
 """
-What an adversary writes who has no token: old bytes changed in one part, noise, and messages that he makes up.
+Data that an adversary without a token writes: old bytes with one change, noise, made-up messages.
 
-Rules of this file: bytes in, bytes out; all chance is drawn from the generator that is given.
+Rules of this file: bytes in, bytes out. All chance is drawn from the given generator.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCALARS: tuple[Any, ...] = (
     *([], {}, [[]], {"a": 1}, [None] * 3),
 )
 _RAW = (b"1e999", b"-1e999", b"NaN", b"Infinity", b"[" * 5000, b'{"a":' * 5000, b"1" * 5000, b"1e-999999999")
-"""What no value of ours is written as."""
+"""Bytes that the encoding of our values never produces."""
 _MARK = "here goes what cannot be written otherwise"
 _SIGNED = b"signed:"
 _OTHER_KEY = key_of("a guess")

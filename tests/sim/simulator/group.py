@@ -40,14 +40,14 @@ class Group:
     process: Process = field(init=False)
     """The workers."""
     spawner: Process = field(init=False)
-    """Whoever signals them, and ends when they must."""
+    """Process that signals the workers, and ends with them."""
     failed_at: float | None = None
     failure: FailWorker | None = None
-    """How it failed, where a fault says so."""
+    """Failure of the workers, if a fault prescribes it."""
     gone: bool = False
     succeeded: bool = False
     _then: Callable[[], None] | None = None
-    """What waits for their end."""
+    """Callback that waits for the end of the workers."""
 
     def __attrs_post_init__(self) -> None:
         node = self.node
@@ -81,7 +81,7 @@ class Group:
         timeline.after(0.0, self.spawner, act)
 
     def watch_lease(self, watcher: Process) -> None:
-        """Have a process that can end them do so when their lease is over: when the node was cut off for too long."""
+        """Make *watcher* end the workers when their lease is over: the node was without contact too long."""
         end = self.node.lease_end()
         if self.gone or end == math.inf:
             return
@@ -105,7 +105,7 @@ class Group:
                 self.node.tell_agent(self, WORKERS_FAILED)
 
     def notes(self) -> tuple[FailureNote, ...]:
-        """What is known of their failures."""
+        """Return the known failures of the workers."""
         node = self.node
         if self.failed_at is None:
             return ()

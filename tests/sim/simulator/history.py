@@ -1,8 +1,8 @@
 """
-What happened in a simulated cluster: typed records, each with the moment in seconds of the simulation; who looks on.
+Records of the events in a simulated cluster, with their simulated seconds, and their observer.
 
-Rules of this file: a record holds facts, and names nodes by their agents' names; no record tells what a clock
-showed, so two runs that differ in their clocks alone have the same history.
+Rules of this file: a record holds facts, and names nodes by their agents' names. No record holds
+the reading of a clock, so two runs that differ only in their clocks have the same history.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Saved:
-    """What a coordinator leaves to the next one."""
+    """State that a coordinator leaves to its successor."""
 
     nonce: str
     data: bytes
@@ -42,7 +42,7 @@ class Saved:
 
 @define(eq=False, repr=False)
 class Observed:
-    """What decides, and who looks on."""
+    """Logic of the coordinator, with observers of its steps."""
 
     logic: Any
     saw: Callable[[JobState], None]
@@ -69,7 +69,7 @@ class Observed:
 
 @define(eq=False, repr=False)
 class Uplink:
-    """How a server that is not a node hangs on the network."""
+    """Network link of a server that is not a node."""
 
     link: Link
 
@@ -97,23 +97,23 @@ class Host:
     """Number of the lease; None: nobody else can coordinate."""
     over: bool = False
     broken: bool = False
-    """Whether it ended as its connection broke: another one may go on in the same term."""
+    """True if it ended because its connection broke: another host may continue in the same term."""
     closes: Callable[[], None] | None = None
     """Called when it is over, as it was closed."""
     server: Server = field(init=False)
     _connection: Connection = field(init=False)
     _wakes: Connection | None = None
     _asked: bool = False
-    """Whether the store was asked for entries and has not answered."""
+    """True if the store has not answered a request for entries."""
     _rests: int | None = None
     """Number of the wait for entries that is under way."""
     _waits: int = 0
     _breaks: bool = False
-    """Whether the end was said for what cannot be mended."""
+    """True if the end was reported because of an error that cannot be repaired."""
     _arrived: list[Posted] = Factory(list)
     _way: list[JobState] = Factory(list)
     _watched: tuple[Presence, ...] = ()
-    """What it is connected to, to see its end."""
+    """Nodes to which it is connected to notice their end."""
 
     def __attrs_post_init__(self) -> None:
         cluster, node = self.node.cluster, self.node
@@ -281,7 +281,7 @@ class Host:
             self._rise()
 
     def _break(self) -> None:
-        """What came in is lost: say the end, and answer no more when that is said."""
+        """Report the end after a loss of incoming messages, and stop once the end is reported."""
         why = "the store's inbox counter was overwritten"
         if self._breaks:
             self.stop(why)
@@ -306,7 +306,7 @@ class Host:
 
 
 def _told_alike(one: JobState, other: JobState) -> bool:
-    """Whether nothing was decided between two states of which any node is told."""
+    """Return whether two states agree in all decisions that nodes receive."""
     first, second = one.round, other.round
     same = first is second
     if first is not None and second is not None:

@@ -1,8 +1,8 @@
 """
-What must hold in every cluster after every step, whatever goes wrong.
+Invariants of every cluster after every step, under any faults.
 
-Rules of this file: it looks at what the coordinator decided, at what agents were told, and at which workers run;
-whatever breaks a rule is raised at once, with the history that led there.
+Rules of this file: it checks the coordinator's decisions, the notices that agents received, and the
+running workers. A broken rule raises at once, with the history that led to it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Watch(Watcher):
     newest: tuple[int, int] = (0, -1)
     """Number of the newest round whose workers were started anywhere, after how often memory was set back."""
     may_forget: bool = False
-    """Whether somebody may put an old memory in the place of the coordinator's."""
+    """True if an old memory may replace that of the coordinator."""
     before: list[dict[int, Finalized]] = Factory(list)
     """The rounds that were known each time when that was done."""
 
@@ -113,7 +113,7 @@ class Watch(Watcher):
         return new
 
     def _is_behind(self, state: JobState) -> bool:
-        """Whether it has forgotten what was decided."""
+        """Return whether the coordinator has forgotten decisions."""
         current = state.round
         number = -1 if current is None else current.number
         if number < len(self.rounds) - 1 or state.restarts < self.restarts:
@@ -138,7 +138,7 @@ class Watch(Watcher):
             self.final = None
 
     def _age(self, node: Node, assignment: RankAssignment) -> tuple[int, int] | None:
-        """Where in the order of rounds that of the assignment is; None: nobody decided on it."""
+        """Return the position of the assignment in the order of rounds; None: it was never decided."""
         for age, rounds in reversed([*enumerate([*self.before, self.rounds])]):
             sealed = rounds.get(assignment.round)
             if sealed is not None and sealed.by_node.get(node.name) == assignment:
@@ -276,7 +276,7 @@ class NoWatch(Watch):
 
 
 def _same(one: Final | None, other: Final | None) -> bool:
-    """Whether two outcomes are: a store that takes no more may have cut the texts of one of them."""
+    """Return whether two outcomes are the same; a full store may have cut the texts of one of them."""
     return one == other or (one is not None and other is not None and brief(one) == brief(other))
 
 

@@ -104,7 +104,7 @@ class Machine:
                 process.freeze(now + seconds)
 
     def _settle(self, node: Node) -> None:
-        """Where nobody is left who could end the workers, they stand still, too, until somebody is."""
+        """Freeze the workers while all processes that could end them are frozen."""
         alive = [each for each in node.processes(of_workers=False) if each.alive]
         if node.working is not None and all(each.frozen for each in alive):
             thaws = [each.thaws_at for each in alive]

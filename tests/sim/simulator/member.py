@@ -45,9 +45,9 @@ class Line:
     watch: Connection | None = None
     opened: bool = False
     watches: bool = False
-    """Whether its second connection is open."""
+    """True once its second connection is open."""
     wanted: Callable[[Connection], None] | None = None
-    """What is to be done with that once it is open."""
+    """Callback that makes the waiting request on the second connection once that is open."""
 
     def close(self) -> None:
         """Want no answer any more."""
@@ -94,7 +94,7 @@ class NodeClient:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was told the end."""
+        """Return whether the node has received the end of the job."""
         return self.session.final is not None
 
     # What the session wants.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @define(eq=False, repr=False)
 class Link:
-    """How one machine hangs on the network."""
+    """Link between one machine and the network."""
 
     number: int
     alive: bool = True
@@ -30,7 +30,7 @@ class Link:
     slow_until: float = 0.0
     delay: float = 0.0
     connections: list[Connection] = Factory(list)
-    """What ends here."""
+    """Connections that end at this machine."""
 
 
 @define(eq=False, repr=False)

@@ -79,7 +79,7 @@ class Node:
     cluster: SimulatedCluster
     machine: Machine
     hosts_store: bool
-    """Whether it is the node on whose machine a fixed coordinator and the store are."""
+    """True for the node on whose machine a fixed coordinator and the store run."""
     timeline: Timeline = field(init=False)
     agent: Process = field(init=False)
     rendezvous: Process = field(init=False)
@@ -97,9 +97,9 @@ class Node:
     _ports: Iterator[int] = Factory(lambda: itertools.count(20000))
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
     _channel: deque[tuple[int, MembershipEvent | Stopping]] = Factory(deque)
-    """What the sidecar has sent and the agent has not read, each with the request that it answers."""
+    """Messages of the sidecar that the agent has not read, each with the request it answers."""
     _generation: int = 0
-    """How often the agent has asked for ranks."""
+    """Number of times that the agent has asked for ranks."""
     _watch: SidecarWatch = field(init=False)
     """Of the sidecar."""
     _busy: bool = False
@@ -231,7 +231,7 @@ class Node:
             self.tell_agent(group, _policy.WorkersSucceeded())
 
     def tell_agent(self, group: Group, event: _policy.Event) -> None:
-        """That happened to its workers: seen by an agent that is not busy with ordering their stop."""
+        """Report *event* of the workers to the agent, unless it is ordering their stop by then."""
 
         def see() -> None:
             if self.group is group and not self._busy:
@@ -326,7 +326,7 @@ class Node:
         self._watch_over(group)
 
     def _look_sooner(self) -> None:
-        """Where workers are to be killed sooner than they were: look then."""
+        """Look at the workers at their time to be killed, if that is sooner than before."""
         due = self.member.session.kill_at()
         if due is not None and due < self._looks_at and self._guarded is not None and self._watch.running:
             group, self._looks_at = self._guarded, due
@@ -385,7 +385,7 @@ class Node:
         self._send(Stopping(why))
 
     def is_gone(self) -> bool:
-        """Whether no process of it is left."""
+        """Return whether no process of the node is left."""
         agent_lives = self.agent.alive and self.outcome is None
         return not (agent_lives or self.rendezvous.alive) and all(group.gone for group in self.groups)
 

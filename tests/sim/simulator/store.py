@@ -31,7 +31,7 @@ CHANGED = object()
 DESTROYED = object()
 """Answer to whoever asks for something that is there no more, and must be."""
 LEADER = "leader"
-"""Where changes of the lease happen."""
+"""Place at which requests wait for changes of the lease."""
 _MOST_NEW = 100_000
 """Entries that may be new at once."""
 
@@ -46,7 +46,7 @@ class Later:
 
 @define(eq=False, repr=False)
 class Use:
-    """What the store was asked to do: calls, the keys and entries they touched, and bytes if they are counted."""
+    """Use of the store: calls, the keys and entries that they touched, and bytes if counted."""
 
     calls: Counter[str] = Factory(Counter)
     touched: int = 0
@@ -147,7 +147,7 @@ class Connection:
 
 @frozen
 class Lease:
-    """Who coordinates."""
+    """Office of the coordinator: its holder, its term and its end."""
 
     holder: str
     term: int
@@ -162,7 +162,7 @@ class Store:
     link: Link
     network: Network
     counts: bool = False
-    """Whether `use` is kept."""
+    """True if `use` is kept."""
     most: int = 0
     """Bytes that one value may have; 0: any number."""
     values: dict[str, bytes] = Factory(dict)
@@ -172,21 +172,21 @@ class Store:
     lease: Lease | None = None
     terms: int = 0
     changes: int = 0
-    """How often the lease was taken, or ended."""
+    """Number of times that the lease was taken or ended."""
     document: Any = None
     elects: bool = False
-    """Whether whoever has the lease coordinates; else an inbox is entries and their counter."""
+    """True if the holder of the lease coordinates; else an inbox is entries and their counter."""
     adversary: Adversary | None = None
-    """Who reads all that is written, if anybody does."""
+    """Adversary that reads every written value, if there is one."""
     scribbled: bool = False
-    """Whether somebody else has written the document since it was loaded or saved."""
+    """True if another writer has changed the document since it was loaded or saved."""
     purges: int = 0
-    """How often a job was deleted from it."""
+    """Number of times that a job was deleted from the store."""
     on_save: Callable[[Any], None] = lambda document: None
     on_write: Callable[[str, bytes], None] | None = None
     """Hears of each value that one of the job's own wrote."""
     _waiters: dict[str, list[tuple[Connection, Callable[[], None]]]] = Factory(dict)
-    """What is to be done when something happens at a key, or at another place."""
+    """Callbacks for the next event at a key or at another place."""
 
     def connect(
         self, client: Process, link: Link, on_open: Callable[[Connection], None], on_break: Callable[[str], None]

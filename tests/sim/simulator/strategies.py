@@ -23,7 +23,7 @@ def moments(most: float = 60.0) -> st.SearchStrategy[float]:
 
 
 def spans(most: float = 40.0) -> st.SearchStrategy[float]:
-    """How long something lasts."""
+    """Return durations in quarters of a second, up to *most* seconds."""
     return st.integers(1, int(most * 4)).map(lambda quarters: quarters / 4)
 
 
@@ -74,7 +74,7 @@ def fault_plans(
 
 @st.composite
 def rules(draw: st.DrawFn, most_nodes: int = 4) -> Rules:
-    """What a job may ask for, with short waits."""
+    """Draw rules that a job may ask for, with short waits."""
     least = draw(st.integers(1, most_nodes - 1))
     return Rules(
         least,

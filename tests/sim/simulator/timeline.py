@@ -16,16 +16,16 @@ from attrs import Factory, define
 GRID = 2.0**20
 """Moments in a second."""
 UPTIME = 2.0**17
-"""What the clocks of all machines show when a job starts: such a clock has never shown less than 0."""
+"""Time on every machine's clock when a job starts; such a clock has never shown less than 0."""
 
 
 @define(eq=False, repr=False)
 class Timeline:
-    """What is to happen, in order."""
+    """Queue of planned actions, in order of time."""
 
     now: float = 0.0
     steps: int = 0
-    """How many were made."""
+    """Number of steps that were made."""
     _heap: list[tuple[float, int, Process | None, Callable[[], None]]] = Factory(list)
     _serial: int = 0
 
@@ -75,7 +75,7 @@ class Process:
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still now."""
+        """Return whether the process is frozen now."""
         return self.thaws_at > self.timeline.now
 
     def freeze(self, until: float) -> None:
@@ -83,7 +83,7 @@ class Process:
         self.thaws_at = max(self.thaws_at, until)
 
     def clock(self) -> float:
-        """What its clock shows."""
+        """Return the time that the clock of the process shows."""
         return UPTIME + (self.timeline.now - self.missed) * (1.0 + self.drift) + self.skew
 
     def moment(self, shown: float) -> float:

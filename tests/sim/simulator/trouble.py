@@ -1,7 +1,7 @@
 """
-What goes wrong in a simulated cluster: each fault, brought about.
+Faults of a simulated cluster, each with the code that causes it.
 
-Rules of this file: what a fault does, nothing about what follows from it.
+Rules of this file: it contains the direct effect of a fault, and none of the consequences.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def bring_about(fault: Fault, cluster: SimulatedCluster) -> None:
 
 
 def _tamper(fault: faults.Tamper, cluster: SimulatedCluster) -> None:
-    """Have the acts of an adversary done, one after the other."""
+    """Schedule the acts of an adversary, one after the other."""
 
     def act(number: int) -> None:
         store = cluster.store

@@ -1,10 +1,10 @@
 """
-What must hold of life, loss and beginnings where an adversary writes into the store, and the job has a token.
+Checks of life, loss and beginnings: an adversary writes into the store of a job with a token.
 
-Rules of this file: it looks at what nodes wrote themselves, and at what the coordinator made of what it read: life is
-made of a node's own heartbeats, and each of them counts once in a term; a node is not lost whose heartbeats come, and
-lie there as it wrote them. Where all was deleted, somebody who knows nothing may begin the job anew: those who were in
-it end.
+Rules of this file: it uses the nodes' own writes, and the coordinator's conclusions from what it
+read. Only a node's own heartbeats show that it lives, and each counts once in a term. A node is not
+lost if its heartbeats arrive and stay in the store as written. After all values were deleted, a
+node that knows nothing may start the job again; the nodes of the earlier job then end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Trust(Watcher):
         steps.counts.add(count)
 
     def of_a_term(self) -> Callable[[JobState, JobState], None]:
-        """What looks on where a coordinator counts heartbeats."""
+        """Return the observer of one term: it checks counted heartbeats and lost nodes."""
         credited: dict[str, int] = {}
 
         def counted(before: JobState, after: JobState) -> None:

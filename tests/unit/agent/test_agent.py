@@ -100,7 +100,7 @@ END = ("shutdown", signal.SIGTERM, 7.0)
 
 
 def for_people(agent: Scripted) -> list[records.Record]:
-    """What a log at INFO shows."""
+    """Return the records that a log at INFO shows."""
     return [record for record in agent.said if record.level >= logging.INFO]
 
 
@@ -172,7 +172,7 @@ def test_hooks_are_called_round_by_round_and_the_last_decides(name: str, make: M
     assert agent.get_worker_group().state is expected.state
 
 
-def test_who_cannot_work_asks_for_no_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_cannot_work_requests_no_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would stop their workers for it."""
     agent = make([succeeded()])
     asked: list[int] = []
@@ -275,7 +275,7 @@ def test_the_agent_keeps_no_store_socket_once_its_workers_run(make: Make) -> Non
     assert refused == [True]
 
 
-def test_failures_are_asked_for_again_when_all_workers_are_gone(make: Make) -> None:
+def test_failures_are_requested_again_when_all_workers_have_ended(make: Make) -> None:
     agent = make([failed(failure(1))])
     complete = {0: failure(0, "came to light later"), 1: failure(1)}
     agent._failures = lambda: complete if "stop" in agent.calls else {}  # type: ignore[method-assign]
@@ -349,7 +349,7 @@ def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
     assert [ConfigError] == [type(error) for error in raised]
 
 
-def test_an_agent_whose_job_was_ended_says_nothing_more(make: Make) -> None:
+def test_agent_whose_job_was_ended_sends_no_leave(make: Make) -> None:
     agent = make([RunResult(WorkerState.HEALTHY)] * 10_000)
     member: Any = agent._member
     told: list[Any] = []
@@ -364,7 +364,7 @@ def test_an_agent_whose_job_was_ended_says_nothing_more(make: Make) -> None:
     assert told == []
 
 
-def test_an_agent_that_can_tell_is_woken_and_does_not_poll(make: Make) -> None:
+def test_agent_with_watched_descriptors_is_woken_and_does_not_poll(make: Make) -> None:
     agent = make([succeeded()])
     ready = os.eventfd(1, os.EFD_CLOEXEC)
 
@@ -431,7 +431,7 @@ def test_a_node_that_leaves_names_the_round_whose_workers_still_run(
     assert left == [1]
 
 
-def test_records_come_in_order_and_name_the_processes(make: Make) -> None:
+def test_records_are_in_order_and_name_the_processes(make: Make) -> None:
     agent = make([failed()], [succeeded()], restarts=1)
 
     run(agent)
@@ -446,7 +446,7 @@ def test_records_come_in_order_and_name_the_processes(make: Make) -> None:
     ]
 
 
-def test_the_reason_of_a_stop_is_the_failure_that_came_first(make: Make) -> None:
+def test_stop_names_the_earliest_failure_as_its_reason(make: Make) -> None:
     lost = failure(0, "Connection closed by peer", timestamp=2.0, secondary=True)
     agent = make([failed(lost, failure(1, "a bad value", timestamp=1.0))])
 
@@ -584,7 +584,7 @@ def test_contact_lost_during_a_stop_is_reported_first(assigned: Assigned) -> Non
     assert known == [True]
 
 
-def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assigned) -> None:
+def test_ranks_received_together_with_lost_contact_start_no_workers(assigned: Assigned) -> None:
     """The agent stood still, and others may have the ranks by the time at which it wakes."""
     agent, member = assigned([NODES, LOST, None, Final(True, "all succeeded")])
 
@@ -593,7 +593,7 @@ def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assig
     assert (agent.calls, member.told) == ([END], JOINED_AGAIN)
 
 
-def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -> None:
+def test_ranks_received_before_the_next_join_start_no_workers(assigned: Assigned) -> None:
     """Lost contact was answered by another join: the coordinator takes these ranks's workers for gone by then."""
     agent, member = assigned([Final(True, "all succeeded")])
     together: deque[list[MembershipEvent]] = deque([[LOST, NODES]])
@@ -610,7 +610,7 @@ def no_start(group: WorkerGroup) -> None:
     raise StartError("no process can be started")
 
 
-def test_a_start_that_fails_because_contact_was_lost_is_no_error(assigned: Assigned) -> None:
+def test_start_that_fails_because_contact_was_lost_raises_no_error(assigned: Assigned) -> None:
     agent, member = assigned([NODES, None, LOST, None, Final(True, "all succeeded")], [])
     agent.at_start = no_start
 
@@ -652,7 +652,7 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
         agent.run()
 
 
-def test_polled_rendezvous_is_asked_without_anything_to_read(assigned: Assigned) -> None:
+def test_polled_rendezvous_is_read_although_no_descriptor_is_readable(assigned: Assigned) -> None:
     agent, member = assigned([NODES], [HEALTHY] * 9)
     agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     os.eventfd_read(member.ready)
@@ -879,7 +879,7 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
     hosts[0].close()
 
 
-def test_a_handler_that_is_no_rendezvous_of_ours_is_refused() -> None:
+def test_handler_that_is_not_a_rendezvous_of_ours_is_refused() -> None:
     spec = WorkerSpec("trainer", 2, object(), entrypoint="train.py")
 
     with pytest.raises(ConfigError, match="rdzv_handler=<object object"):

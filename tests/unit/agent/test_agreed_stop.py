@@ -99,13 +99,13 @@ def test_workers_keep_a_part_of_the_grace_for_their_own_handlers() -> None:
     assert (pytest.approx(9.6), pytest.approx(2.4)) == (short.due, short.grace)
 
 
-def test_it_falls_due_once() -> None:
+def test_stop_falls_due_once() -> None:
     stop = Course(1, 1, 1).stop
 
     assert [False, True, False] == [stop.falls_due(124.0), stop.falls_due(125.0), stop.falls_due(126.0)]
 
 
-def test_it_is_looked_at_in_time() -> None:
+def test_stop_is_checked_in_time() -> None:
     course = Course(1, 0, 0)
     begun = course.stop.poll_timeout(110.0)
     course.ask()

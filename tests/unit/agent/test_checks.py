@@ -1,4 +1,4 @@
-"""What an agent refuses when it is made, and what it warns of in a subclass."""
+"""Arguments that an agent refuses when it is made, and its warnings about a subclass."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_path_where_no_pipe_can_be_is_refused_before_the_nodes_meet(
     assert [] == joined
 
 
-def test_any_agent_refuses_a_shutdown_timeout_that_is_no_time(rendezvous: Rendezvous) -> None:
+def test_any_agent_refuses_a_shutdown_timeout_that_is_not_a_number(rendezvous: Rendezvous) -> None:
     agent: Any = type("Agent", (SimpleElasticAgent,), dict.fromkeys(SimpleElasticAgent.__abstractmethods__, print))
 
     with pytest.raises(ConfigError, match="shutdown_timeout='5s' must be a number of seconds, 0"):
@@ -167,7 +167,7 @@ def test_several_such_methods_are_one_warning_and_a_mixins_count_too() -> None:
             pass
 
 
-def test_a_subclass_that_fills_in_hooks_is_no_news() -> None:
+def test_subclass_that_overrides_hooks_gets_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 

@@ -76,7 +76,7 @@ def make(machine: Machine, said: list[records.Record]) -> Iterator[Make]:
 
 
 def answers(memory: GpuMemory) -> bool:
-    """Whether something came from the program that reads."""
+    """Return whether the program that reads the memory answers in time."""
     return bool(wait_readable([memory], ANSWERS))
 
 
@@ -89,7 +89,7 @@ def after_workers(memory: GpuMemory) -> GpuMemory:
 
 
 def looked(memory: GpuMemory) -> float | None:
-    """What it says once an answer is there."""
+    """Return the result of a look, once an answer has arrived."""
     assert answers(memory)
     return memory.look()
 
@@ -102,7 +102,7 @@ def test_free_memory_costs_one_reading(make: Make, said: list[records.Record]) -
     assert [records.GpuMemoryFree(0.0)] == said
 
 
-def test_workers_wait_until_the_driver_has_freed_what_the_ones_before_held(
+def test_workers_wait_until_driver_freed_memory_of_previous_workers(
     make: Make, machine: Machine, said: list[records.Record]
 ) -> None:
     memory = after_workers(make())
@@ -201,7 +201,7 @@ def test_gpus_that_workers_do_not_see_are_not_waited_for(make: Make, machine: Ma
     assert looked(memory) is None
 
 
-def test_a_driver_that_refuses_is_told_once(make: Make, said: list[records.Record]) -> None:
+def test_driver_that_refuses_is_reported_once(make: Make, said: list[records.Record]) -> None:
     memory = make(NVML_BREAKS="Driver/library version mismatch")
     assert answers(memory)
     memory.begin()
@@ -250,7 +250,7 @@ def test_nothing_of_it_is_left_after_its_end_even_where_the_driver_hangs(make: M
         os.kill(pid, 0)
 
 
-def test_the_program_ends_with_whoever_asked_it(make: Make) -> None:
+def test_reading_program_ends_when_its_agent_closes_the_link(make: Make) -> None:
     memory = after_workers(make())
     assert memory._process is not None
     assert memory._link is not None
@@ -270,7 +270,7 @@ def test_the_program_keeps_nothing_open_that_is_not_its_own(make: Make) -> None:
 
 
 @pytest.mark.parametrize("missing", ["driver", "bindings", "place of the bindings", "time"])
-def test_where_there_is_nothing_to_wait_for_no_program_is_started(
+def test_reading_program_is_not_started_if_nothing_can_be_waited_for(
     missing: str, make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch, said: list[records.Record]
 ) -> None:
     if missing == "driver":

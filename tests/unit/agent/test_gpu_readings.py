@@ -20,7 +20,7 @@ def test_a_gpu_that_cannot_be_read_now_or_before_is_not_waited_for() -> None:
     assert {} == used_beyond({"GPU 0": 0, "GPU 1": 0}, {"GPU 1": 0, "GPU 2": 2 * TOLERANCE})
 
 
-def test_memory_that_others_freed_meanwhile_is_no_reason_to_wait() -> None:
+def test_memory_freed_by_others_meanwhile_causes_no_wait() -> None:
     assert {} == used_beyond({"GPU 0": 8 * TOLERANCE}, {"GPU 0": 0})
 
 

@@ -47,7 +47,7 @@ def ask(server: HealthCheckServer, method: str = "GET", path: str = "/", host: s
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/any?thing=1"])
-def test_an_agent_with_recent_progress_is_alive_whatever_is_asked(make: Make, path: str) -> None:
+def test_agent_with_recent_progress_is_alive_for_any_requested_path(make: Make, path: str) -> None:
     now = int(time.time())
 
     status, content = ask(make(lambda: now), path=path)
@@ -61,7 +61,7 @@ def test_an_agent_without_recent_progress_is_not(make: Make) -> None:
     assert (503, False) == (status, json.loads(content)["alive"])
 
 
-def test_a_callback_that_raises_is_no_sign_of_life(make: Make) -> None:
+def test_callback_that_raises_does_not_count_as_alive(make: Make) -> None:
     def raises() -> int:
         raise KeyError("x")
 
@@ -76,7 +76,7 @@ def test_head_is_answered_without_a_body_and_other_methods_are_refused(make: Mak
     assert ((200, b""), 501) == (ask(server, "HEAD"), ask(server, "POST")[0])
 
 
-def test_a_client_that_says_nothing_keeps_no_other_from_its_answer(make: Make) -> None:
+def test_silent_client_does_not_delay_answers_to_other_clients(make: Make) -> None:
     server = make(lambda: int(time.time()))
 
     with socket.create_connection(("127.0.0.1", server.port)):
@@ -89,7 +89,7 @@ def test_a_port_in_use_is_an_os_error(make: Make) -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "8080", 1.5, True])
-def test_what_is_no_port_is_refused(port: Any) -> None:
+def test_invalid_port_is_refused(port: Any) -> None:
     with pytest.raises(ConfigError, match=r"port=.* must be a whole number from 0"):
         HealthCheckServer(lambda: 0, port, 60)
 
@@ -237,7 +237,7 @@ def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
 @example(b"\r\n\r\n")
 @example(b"GET / HTTP/1.1\n\n")
 @example(b"x" * 20000)
-def test_whatever_is_said_gets_one_answer_or_none_yet(said: bytes) -> None:
+def test_any_request_bytes_get_one_answer_or_none_while_incomplete(said: bytes) -> None:
     answers = [_health._page(given, lambda: (200, {})) for given in (said, said + b"\r\n\r\n")]
 
     assert answers[1] is not None

@@ -66,7 +66,7 @@ def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, was_sto
 
 
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: SpawnerLost | None = None) -> None:
-    """Have *agent* know what its spawner would have told."""
+    """Record in *agent* the facts that its spawner would have reported."""
     for end in ends:
         agent._processes.round.exits[end.local_rank] = end
         agent._processes.round.noticed[end.local_rank] = 1.0
@@ -141,7 +141,7 @@ def test_state_of_the_group_follows_from_ends_and_losses(
         assert LOSS.why == root_cause(result.failures)[1].message
 
 
-def test_return_values_come_by_global_rank_and_none_from_who_gave_none(make: Make) -> None:
+def test_return_values_are_keyed_by_global_rank_and_none_if_missing(make: Make) -> None:
     agent = make()
     note(agent, ended(0), ended(1, report=Report("result", pickle.dumps([1, 2]))), stopped=True)
 
@@ -317,7 +317,7 @@ def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> Non
     assert refused.closed
 
 
-def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
+def test_first_reason_of_a_lost_spawner_is_reported(make: Make) -> None:
     agent, spawner = make(), Starter()
     start_with(agent, spawner)
     first, later = StartError("no descriptor left"), StartError("ended from outside")
@@ -391,7 +391,7 @@ def stores(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, listener: 
         ("1", False, ["True", "True", False]),
     ],
 )
-def test_workers_host_their_store_only_if_asked_and_the_port_is_free(
+def test_workers_host_their_store_only_if_requested_and_port_is_free(
     make: Make, monkeypatch: pytest.MonkeyPatch, private: str, bound: bool, expected: list[object]
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", private)
@@ -474,7 +474,7 @@ class FullGpu:
 
 
 def waits_for_gpu(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
-    """How often the agent looks at memory that nobody frees while the rendezvous says *words*."""
+    """Return the number of looks at memory that stays in use while the rendezvous sends *words*."""
     left, memory = [[], *([word] for word in words)], FullGpu()
     monkeypatch.setattr(agent._member, "drain", lambda: left.pop(0))
     monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
@@ -549,7 +549,7 @@ def test_temporary_logs_go_with_a_run_that_ended_well(
 
 
 @pytest.mark.parametrize(("began", "seconds"), [(0.0, 30.0), (980.0, 20.0), (2000.0, 0.0)])
-def test_it_counts_from_the_last_byte_or_from_the_start(began: float, seconds: float, tmp_path: Path) -> None:
+def test_silence_counts_from_the_last_byte_or_from_the_start(began: float, seconds: float, tmp_path: Path) -> None:
     older, newer = tmp_path / "older", tmp_path / "newer"
     for path, moment in ((older, 900.0), (newer, 970.0)):
         path.touch()

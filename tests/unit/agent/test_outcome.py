@@ -68,7 +68,7 @@ def test_root_cause_of_the_job_beats_a_failure_with_an_earlier_clock() -> None:
     assert root_cause(found) == (1, own[1])
 
 
-def test_a_root_cause_of_this_node_that_was_forgotten_comes_from_the_note() -> None:
+def test_forgotten_root_cause_of_this_node_is_rebuilt_from_the_note() -> None:
     found = agreed({}, Final(False, "rank 3 failed", HERE, NOTE), HERE)
 
     assert (found[3].message, found[3].host) == ("a bad value", "n1")
@@ -98,7 +98,7 @@ def test_an_end_that_no_worker_caused_is_an_error_by_its_kind(kind: str, expecte
 
 
 @pytest.mark.parametrize("final", [None, Final(True, "all succeeded"), Final(False, "why", THERE, NOTE)])
-def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Final | None) -> None:
+def test_success_or_failed_workers_make_no_rendezvous_error(final: Final | None) -> None:
     assert error_of(Finish(final is not None and final.succeeded, "why", final=final)) is None
 
 
@@ -144,7 +144,7 @@ def test_an_exception_of_a_worker_after_a_notice_is_part_of_the_error() -> None:
 
 
 @pytest.mark.parametrize("is_notice", [False, True])
-def test_an_error_says_whether_the_scheduler_ended_the_node(is_notice: bool) -> None:
+def test_error_states_whether_the_scheduler_ended_the_node(is_notice: bool) -> None:
     error = error_of(Finish(False, "why", StopRequested(15, is_notice=is_notice)))
 
     assert isinstance(error, SignalException) and is_notice == error.is_notice
@@ -160,7 +160,7 @@ def test_a_notice_preempts_and_a_stop_by_the_program_does_not() -> None:
     assert not isinstance(program, PreemptedError)
 
 
-def test_a_node_that_never_ran_is_preempted_and_says_so() -> None:
+def test_preempted_error_of_unstarted_node_states_no_worker_started() -> None:
     stop = StopRequested(15, is_notice=True)
     error = error_of(Finish(False, "signal 15", stop, saved=True, has_run=False))
 

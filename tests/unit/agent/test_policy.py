@@ -1,4 +1,4 @@
-"""What an agent does about its workers: each line of the table, then what holds for any course of events."""
+"""Actions of an agent on its workers: each line of the table, then rules for any events."""
 
 from __future__ import annotations
 
@@ -468,7 +468,7 @@ STOPS |= {
 
 
 @pytest.mark.parametrize("rule", STOPS)
-def test_a_stop_that_is_asked_for_ends_in_phase_with_actions(rule: str) -> None:
+def test_requested_stop_ends_in_phase_with_actions(rule: str) -> None:
     course, phase, *actions = STOPS[rule]
 
     state, last = after(*course)
@@ -516,7 +516,7 @@ def test_success_replaced_by_a_later_round_is_not_a_success(course: tuple[Event,
     ids=["a spare", "failed", "cut off", "began a later round"],
 )
 @pytest.mark.parametrize("final", [WELL, LATER])
-def test_who_told_no_success_of_its_last_round_has_no_results(course: tuple[Event, ...], final: Final) -> None:
+def test_node_without_reported_success_in_last_round_has_no_results(course: tuple[Event, ...], final: Final) -> None:
     _, actions = after(*course, final)
 
     assert actions == (Finish(True, final.why, final=final, results=False),)
@@ -531,8 +531,8 @@ def test_a_second_signal_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("course", [(*WAITING, LOST), (*WAITING, LOST, LOST), (*RUNNING, LOST, ENDED_WELL)])
-def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, ...]) -> None:
-    """Whoever was told may have died with it."""
+def test_success_is_reported_again_before_ranks_are_requested(course: tuple[Event, ...]) -> None:
+    """The receiver may have exited, so the first report may be lost."""
     state, actions = after(*course)
 
     assert (state.phase, actions) == (Phase.JOINING, (ReportSucceeded(0), AskForRanks()))
@@ -540,7 +540,7 @@ def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, .
 
 
 @pytest.mark.parametrize("event", [StopRequested(TERM), LATER])
-def test_success_that_comes_after_the_end_changes_nothing(event: Event) -> None:
+def test_success_that_arrives_after_the_end_changes_nothing(event: Event) -> None:
     assert after(*RUNNING, event, ENDED_WELL) == after(*RUNNING, event, WorkersGone())
 
 
@@ -573,7 +573,7 @@ def test_success_that_comes_after_the_end_changes_nothing(event: Event) -> None:
         (DONE, StopRequested(TERM)),
     ],
 )
-def test_what_does_not_concern_a_phase_changes_nothing(course: tuple[Event, ...], event: Event) -> None:
+def test_event_that_does_not_concern_the_phase_changes_nothing(course: tuple[Event, ...], event: Event) -> None:
     before, _ = after(*course)
 
     state, actions = step(before, event)
@@ -616,7 +616,7 @@ def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event,
     assert state.phase is not Phase.DONE
 
 
-def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
+def test_store_lost_by_other_nodes_is_reported_as_failure_once() -> None:
     state, actions = after(*WAITING, WorkerStoreLost())
 
     assert (ReportFailed(0),) == actions
@@ -625,7 +625,7 @@ def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
 
 
 @pytest.mark.parametrize("course", [RUNNING, (*WAITING, AGAIN), (*WAITING, NO_MORE)], ids=["at work", "again", "over"])
-def test_a_store_that_nobody_misses_any_more_is_told_to_nobody(course: tuple[Event, ...]) -> None:
+def test_lost_store_is_not_reported_when_no_node_needs_the_store(course: tuple[Event, ...]) -> None:
     state, _ = after(*course)
 
     assert step(state, WorkerStoreLost()) == (state, ())
@@ -704,7 +704,7 @@ def test_every_line_of_the_table_is_some_course() -> None:
 
 
 @given(COURSES)
-def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[Event]) -> None:
+def test_end_of_all_workers_is_reported_between_two_starts(course: list[Event]) -> None:
     told = (ReportStopped, ReportSucceeded)
     kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, *told))]
 
@@ -744,7 +744,7 @@ def test_running_workers_are_stopped_for_every_event_but_their_success(course: l
 
 
 def stops_workers(before: AgentState, event: Event | None) -> bool:
-    """Whether *event* stops running workers."""
+    """Return whether *event* stops running workers."""
     match event:
         case WorkersFailed() | ContactLost():
             return True
@@ -767,7 +767,7 @@ def test_workers_are_stopped_only_while_they_run(course: list[Event]) -> None:
 
 
 @given(COURSES)
-def test_a_failure_is_told_before_the_stop_that_takes_time(course: list[Event]) -> None:
+def test_failure_is_reported_before_the_slow_stop_of_workers(course: list[Event]) -> None:
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING and isinstance(event, WorkersFailed):
             kinds = [type(action) for action in actions if not isinstance(action, LeaveJob)]
@@ -803,7 +803,7 @@ def test_run_succeeds_only_by_the_coordinator_or_after_its_loss(
 
 
 @given(COURSES)
-def test_a_told_success_is_followed_by_results_or_by_no_success(course: list[Event]) -> None:
+def test_reported_success_is_followed_by_results_or_by_no_success(course: list[Event]) -> None:
     told = None
     for action in all_actions(course):
         if isinstance(action, Start):

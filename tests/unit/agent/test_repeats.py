@@ -20,7 +20,7 @@ def failure(message: str = "ValueError: x", line: int = 5, after: float = 1.0, *
 
 
 def fatal(*attempts: ProcessFailure, steps: tuple[int | None, ...] = ()) -> list[bool]:
-    """Whether each attempt's failure is marked, where it began at the time 0 and came to its step."""
+    """Return whether each attempt's failure is marked; attempts begin at 0 and reach *steps*."""
     repeats = Repeats()
     for number, each in enumerate(attempts):
         step = steps[number] if steps else None
@@ -72,12 +72,12 @@ def test_a_late_error_at_another_line_is_not_fatal() -> None:
     assert fatal(failure(after=LATE), failure(after=LATE, line=6), steps=(7, 7)) == [False, False]
 
 
-def test_what_came_between_makes_a_new_beginning() -> None:
+def test_other_failure_in_between_restarts_the_comparison() -> None:
     assert fatal(failure(), failure("ValueError: y"), failure(), failure()) == [False, False, False, True]
     assert fatal(failure(after=LATE), failure(after=LATE)) == [False, False]
 
 
-def test_an_attempt_that_failed_by_no_worker_says_nothing() -> None:
+def test_failure_after_an_attempt_that_no_worker_failed_is_not_fatal() -> None:
     repeats = Repeats()
     repeats.begin(0, 0.0)
     repeats.marked({}, None)

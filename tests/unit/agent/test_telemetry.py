@@ -1,4 +1,4 @@
-"""What an agent tells of its work: which records, in which order, with which durations."""
+"""Telemetry of an agent's work: its records, their order and their durations."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def ends(agent: Scripted) -> list[tuple[int, str]]:
     return [(each.worker.global_rank, each.state) for each in of_kind(agent, records.WorkerEnded)]
 
 
-def test_a_run_is_told_from_the_request_to_join_to_its_end(make: Make) -> None:
+def test_run_is_recorded_from_the_join_request_to_its_end(make: Make) -> None:
     agent = make([HEALTHY, SUCCEEDED])
 
     agent.run()
@@ -125,7 +125,7 @@ def test_a_run_is_told_from_the_request_to_join_to_its_end(make: Make) -> None:
     ]
 
 
-def test_each_worker_is_told_with_its_ranks_and_its_id(make: Make) -> None:
+def test_each_worker_is_recorded_with_its_ranks_and_its_id(make: Make) -> None:
     agent = make([SUCCEEDED])
 
     agent.run()
@@ -137,7 +137,7 @@ def test_each_worker_is_told_with_its_ranks_and_its_id(make: Make) -> None:
     assert ends(agent) == [(0, "SUCCEEDED"), (1, "SUCCEEDED")]
 
 
-def test_a_worker_that_was_stopped_with_the_others_is_told_as_terminated(make: Make) -> None:
+def test_worker_stopped_with_the_others_is_recorded_as_terminated(make: Make) -> None:
     agent = make([FAILED])
 
     agent.run()
@@ -146,7 +146,7 @@ def test_a_worker_that_was_stopped_with_the_others_is_told_as_terminated(make: M
     assert of_kind(agent, records.WorkerEnded)[1].failure.message == "a bad value"
 
 
-def test_workers_of_each_round_are_told_to_have_ended_once(make: Make) -> None:
+def test_workers_of_each_round_are_recorded_as_ended_once(make: Make) -> None:
     agent = make([FAILED], [HEALTHY, SUCCEEDED], restarts=1)
 
     agent.run()
@@ -156,7 +156,7 @@ def test_workers_of_each_round_are_told_to_have_ended_once(make: Make) -> None:
     assert of_kind(agent, records.RunEnded) == [records.RunEnded("SUCCEEDED", 1, 1, pytest.approx(0, abs=60))]
 
 
-def test_workers_that_a_signal_stopped_are_told_as_terminated(make: Make) -> None:
+def test_workers_stopped_by_a_signal_are_recorded_as_terminated(make: Make) -> None:
     agent = make([HEALTHY] * 1000)
     agent.at_look = lambda: signal.raise_signal(signal.SIGTERM)
 
@@ -167,7 +167,7 @@ def test_workers_that_a_signal_stopped_are_told_as_terminated(make: Make) -> Non
     assert [each.outcome for each in of_kind(agent, records.RunEnded)] == ["RAISED"]
 
 
-def test_workers_that_a_signal_kept_from_starting_are_not_told_of(make: Make) -> None:
+def test_workers_not_started_because_of_a_signal_are_not_recorded(make: Make) -> None:
     class Interrupted(Scripted):
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
             super()._start_workers(worker_group)
@@ -200,7 +200,7 @@ def test_steps_have_torchs_names(make: Make) -> None:
     ]
 
 
-def test_a_step_that_raises_is_told_as_failed_with_all_that_it_was_part_of(make: Make) -> None:
+def test_step_that_raises_is_recorded_as_failed_with_enclosing_steps(make: Make) -> None:
     agent = make()
 
     with pytest.raises(StartError):
@@ -238,7 +238,7 @@ def test_durations_are_of_the_given_clock(make: Make) -> None:
     assert of_kind(agent, records.RunEnded)[0].duration == 100.0
 
 
-def test_ranks_that_never_came_are_told_with_its_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ranks_are_recorded_with_the_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make()
 
     def nobody() -> list[Any]:
@@ -290,7 +290,7 @@ def kept() -> Kept:
     return handler
 
 
-def test_an_agent_used_by_itself_sends_its_events_where_its_spec_says(make: Make, kept: Kept) -> None:
+def test_standalone_agent_sends_events_to_the_handler_of_its_spec(make: Make, kept: Kept) -> None:
     agent = make([FAILED], [FAILED], restarts=1, event_log_handler="kept")
 
     agent.run()
@@ -301,7 +301,7 @@ def test_an_agent_used_by_itself_sends_its_events_where_its_spec_says(make: Make
     assert {(each.metadata["role"], each.metadata["hostname"]) for each in kept.events} == {("trainer", "node7")}
 
 
-def test_the_end_of_the_agent_is_told_by_its_caller(make: Make, kept: Kept) -> None:
+def test_end_of_the_agent_is_recorded_by_its_caller(make: Make, kept: Kept) -> None:
     agent = make([SUCCEEDED], event_log_handler="kept")
     agent.run()
     before = kept.states()

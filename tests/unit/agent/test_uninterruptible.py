@@ -42,7 +42,7 @@ def test_time_counts_from_the_first_look_at_which_a_worker_sleeps() -> None:
     assert [set(), set(), {7}, {7, 8}] == found
 
 
-def test_one_look_at_which_it_does_not_sleep_begins_the_time_anew() -> None:
+def test_one_look_without_uninterruptible_sleep_restarts_the_time() -> None:
     looks = Looks()
     times = [([7], 10.0), ([], 11.0), ([7], 12.0), ([7], 14.9), ([7], 15.0)]
     found = [looks.look(asleep, now) for asleep, now in times]

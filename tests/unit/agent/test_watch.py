@@ -1,4 +1,4 @@
-"""What looks after workers: when it is on, what it finds, what it says of failures, and that nothing is left."""
+"""Watch over workers: when it is on, its findings, its texts about failures, and its cleanup."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def failure(rank: int = 0, pid: int = 7, exitcode: int = -9, **facts: Any) -> Pr
     return ProcessFailure(rank, pid, exitcode, "", message="it ended", rank=rank, **facts)
 
 
-def test_nothing_is_on_unless_asked_for(make: Make, said: Said, world: Worlds) -> None:
+def test_watch_does_nothing_unless_requested(make: Make, said: Said, world: Worlds) -> None:
     watch = make()
     watch.open()
 
@@ -163,7 +163,7 @@ def test_a_failure_by_an_expired_timer_names_it(make: Make, said: Said) -> None:
     assert "did not leave the timer's block" in explained.hint
 
 
-def test_a_worker_that_failed_by_itself_keeps_its_own_words(make: Make, said: Said) -> None:
+def test_worker_that_failed_by_itself_keeps_its_own_message(make: Make, said: Said) -> None:
     watch = make({ENABLE: "1"})
     FileTimerClient(watch.start()[FILE]).acquire("all_reduce", time.time())
     said.get(timeout=LIMIT), said.get(timeout=LIMIT)
@@ -202,7 +202,7 @@ def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: 
 
 
 @pytest.mark.parametrize("text", ["5m", "nan", "5", "0", "-1", ""])
-def test_a_time_asleep_that_is_no_number_is_a_warning(make: Make, said: Said, text: str) -> None:
+def test_sleep_limit_that_is_not_a_number_is_a_warning(make: Make, said: Said, text: str) -> None:
     watch = make({ASLEEP: text})
     watch.open()
 
@@ -213,13 +213,13 @@ def test_a_time_asleep_that_is_no_number_is_a_warning(make: Make, said: Said, te
     assert said.empty()
 
 
-def test_an_argument_beats_a_time_asleep_that_is_no_number(make: Make, said: Said) -> None:
+def test_argument_overrides_a_sleep_limit_that_is_not_a_number(make: Make, said: Said) -> None:
     make({ASLEEP: "5m"}, uninterruptible_state_timeout=3.0).open()
 
     assert said.empty()
 
 
-def test_it_looks_at_each_interval_only_where_asked(make: Make) -> None:
+def test_watch_checks_at_each_interval_only_if_requested(make: Make) -> None:
     assert 0.25 == make({ASLEEP: "5"}).poll_timeout(0.25)
     assert 0.25 == make(uninterruptible_state_timeout=5.0).poll_timeout(0.25)
     assert make({ASLEEP: "5"}, uninterruptible_state_timeout=0).poll_timeout(0.25) is None
@@ -329,7 +329,7 @@ def sockets() -> Iterator[Sockets]:
     made.close()
 
 
-def test_sockets_are_in_a_private_folder_that_goes_with_them(sockets: Sockets) -> None:
+def test_private_folder_of_sockets_is_removed_with_them(sockets: Sockets) -> None:
     folder = sockets.open()
     first, second = (sockets.serving(StartSpec(local_rank=rank)) for rank in (0, 1))
 
@@ -350,7 +350,7 @@ def test_a_start_spec_names_the_socket_for_our_code_and_for_programs(sockets: So
     assert {"RANK": "1"} == spec.variables
 
 
-def test_what_the_last_round_left_in_a_sockets_place_is_removed(sockets: Sockets) -> None:
+def test_leftover_of_the_last_round_in_a_sockets_place_is_removed(sockets: Sockets) -> None:
     folder = str(sockets.open())
     open(f"{folder}/0", "w").close()
 
@@ -372,7 +372,7 @@ def test_a_long_temporary_folder_does_not_make_the_address_too_long(
     assert [] == os.listdir(tmp_path / ("x" * 100))
 
 
-def test_without_the_request_there_is_no_folder() -> None:
+def test_sockets_create_no_folder_unless_requested() -> None:
     sockets, spec = Sockets(wanted=False), StartSpec(local_rank=0)
 
     assert (None, spec) == (sockets.open(), sockets.serving(spec))

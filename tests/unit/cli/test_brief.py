@@ -36,7 +36,7 @@ def test_how_a_job_has_ended() -> None:
     assert "failed after 1 h 1 min, 1 restart" == outcome_of(status("failed", 3661.2, 1))
 
 
-def test_the_start_is_told_once_and_the_end_after_it() -> None:
+def test_start_is_printed_once_and_the_end_after_it() -> None:
     terminal = io.StringIO()
     brief = Brief("elasticrun", "train.py", terminal)
     for record in (started(0), started(1)):
@@ -56,7 +56,7 @@ def test_a_job_that_never_started_has_no_lines() -> None:
     assert "" == terminal.getvalue()
 
 
-def test_a_terminal_that_is_gone_ends_nothing() -> None:
+def test_brief_raises_nothing_if_the_terminal_is_lost() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")

@@ -1,4 +1,4 @@
-"""What `elasticrun manifest` refuses, and the texts for it."""
+"""Refusals of `elasticrun manifest`, and the texts that it writes."""
 
 from __future__ import annotations
 

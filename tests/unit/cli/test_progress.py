@@ -1,4 +1,4 @@
-"""What ``--progress`` shows of a job, and with which options it cannot be."""
+"""Display of ``--progress`` for a job, and the options that exclude it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requested(*options: str, terminal: io.StringIO | None = None, term: str = "x
     return request_of(Parser(environ).parse_args([*options, "a.py"]), environ, terminal or Terminal())
 
 
-def test_a_row_tells_state_step_metrics_and_last_line() -> None:
+def test_row_shows_state_step_metrics_and_last_line() -> None:
     """A row is a rank: number, state, share and number of its steps, metrics, last line."""
     (row,) = picture_of(JOB, 5).rows
     assert ("0", "running", 0.25, "3/12", "loss=0.25", "a line") == (
@@ -44,14 +44,14 @@ def test_a_row_tells_state_step_metrics_and_last_line() -> None:
     )
 
 
-def test_the_head_tells_restarts_and_why() -> None:
+def test_head_shows_restarts_and_the_reason() -> None:
     """The head has what is true of the whole group: state, time, restarts, node and reason."""
     assert picture_of(JOB, 5).head == "train.py: running for 12 s"
     later = evolve(JOB, state="stopping", seconds=4000.0, restarts=2, nodes=3, why="rank 1 failed")
     assert picture_of(later, 5).head == "train.py: stopping for 1 h 6 min, restart 2, node 0 of 3: rank 1 failed"
 
 
-def test_a_rank_that_is_silent_says_for_how_long() -> None:
+def test_row_shows_time_since_the_last_step_of_a_silent_rank() -> None:
     """After ten seconds without a step the row has the time since the last one; never once the rank has ended."""
     silent = evolve(RANK, age=75.0)
     assert picture_of(evolve(JOB, ranks=(silent,)), 5).rows[0].metrics == "loss=0.25 (1 min 15 s ago)"
@@ -59,7 +59,7 @@ def test_a_rank_that_is_silent_says_for_how_long() -> None:
     assert picture_of(evolve(JOB, ranks=(ended,)), 5).rows[0].metrics == "loss=0.25"
 
 
-def test_where_there_is_no_room_the_failed_and_the_slowest_are_shown() -> None:
+def test_failed_and_slowest_ranks_are_shown_when_rows_are_few() -> None:
     """Of more ranks than rows those are shown that a reader must see, by rank, and the rest is counted."""
     several = [*ranks(9, 4, 8, 7, 2, 9)]
     several[5] = evolve(several[5], state="failed", exitcode=1)
@@ -70,7 +70,7 @@ def test_where_there_is_no_room_the_failed_and_the_slowest_are_shown() -> None:
 
 
 @given(st.text(), st.integers(-3, 30), st.lists(st.none() | st.integers(0, 99), max_size=20))
-def test_whatever_a_worker_writes_a_row_is_one_printable_line(text: str, room: int, steps: list[int | None]) -> None:
+def test_row_is_one_printable_line_for_any_worker_output(text: str, room: int, steps: list[int | None]) -> None:
     """No row moves the cursor, and none is lost without being counted."""
     shown = tuple(evolve(each, last_line=text, metrics={text: 1.0}) for each in ranks(*steps))
     picture = picture_of(evolve(JOB, name=text, why=text, ranks=shown), room)
@@ -81,12 +81,12 @@ def test_whatever_a_worker_writes_a_row_is_one_printable_line(text: str, room: i
     assert bool(picture.rest) == (len(steps) > len(picture.rows))
 
 
-def test_colours_and_cursor_moves_are_no_text() -> None:
+def test_printable_text_leaves_out_colours_and_cursor_moves() -> None:
     """Escape sequences are left out whole."""
     assert printable("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07end\r") == "red end"
 
 
-def test_output_goes_to_files_and_local_rank_0_is_shown() -> None:
+def test_progress_redirects_output_to_files_and_shows_local_rank_0() -> None:
     """Nobody but the launcher writes to the terminal; the user's own choice of what is shown holds."""
     request = requested("--progress")
     specs = request.config.logs_specs
@@ -100,7 +100,7 @@ def test_output_goes_to_files_and_local_rank_0_is_shown() -> None:
     "options",
     [("--redirects", "1"), ("-r", "0:3"), ("--logs-specs", "other"), ("--log-dir", "/dev/null")],
 )
-def test_what_leaves_output_to_the_terminal_is_refused(options: tuple[str, ...]) -> None:
+def test_option_that_leaves_output_on_the_terminal_is_refused(options: tuple[str, ...]) -> None:
     """An option that would have workers write across the rows is named, and what to do."""
     with pytest.raises(ConfigError, match=r"^--progress .*leave (one of the two options|--redirects|-r) out$"):
         requested("--progress", *options)
@@ -110,7 +110,7 @@ def test_what_leaves_output_to_the_terminal_is_refused(options: tuple[str, ...])
     ("terminal", "term", "why"),
     [(io.StringIO(), "xterm", "stderr is not a terminal"), (Terminal(), "dumb", "TERM=dumb is not a terminal")],
 )
-def test_without_a_terminal_it_is_off_with_a_word(
+def test_progress_is_off_with_a_warning_without_a_terminal(
     terminal: io.StringIO, term: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a batch job the option changes nothing, and says why; rich is not needed then."""
@@ -122,7 +122,7 @@ def test_without_a_terminal_it_is_off_with_a_word(
 
 
 def test_without_rich_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is said with the command that brings it, before anything is started."""
+    """The error names the missing package and its install command, before anything is started."""
     for name in ("rich", "rich.live"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match="pip install rich"):

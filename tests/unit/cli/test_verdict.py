@@ -114,5 +114,5 @@ def test_the_termination_log_has_the_root_cause_in_one_line(error: ElasticError,
     assert all(part in text for part in parts) and "\n" not in text
 
 
-def test_a_termination_log_is_no_longer_than_kubernetes_keeps() -> None:
+def test_termination_log_is_no_longer_than_kubernetes_keeps() -> None:
     assert 4095 <= len(termination_message(RendezvousClosedError("é" * 5000)).encode()) <= 4096

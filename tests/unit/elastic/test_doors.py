@@ -22,7 +22,7 @@ NAMES = {
     "launcher": LAUNCHES,
     "launcher.api": LAUNCHES,
 }
-"""What torch's modules have in their ``__all__``."""
+"""Names in the ``__all__`` of torch's modules."""
 
 
 @pytest.mark.parametrize("module", NAMES)

@@ -101,7 +101,7 @@ ALL = {
         ({"rdzv_backend": "mine"}, {"nnodes": (4, 4), "rdzv_id": "1.0.0"}),
     ],
 )
-def test_what_nobody_gave_is_filled_in(given: dict[str, Any], values: dict[str, Any]) -> None:
+def test_missing_settings_are_filled_in(given: dict[str, Any], values: dict[str, Any]) -> None:
     assert values == filled(**given).values
 
 
@@ -222,7 +222,7 @@ def ended(
         ({"JOB_COMPLETION_INDEX": "3"}, None, {}, {"preempt_signal": "SIGTERM", "shutdown_timeout": 25.0}),
     ],
 )
-def test_the_engine_says_how_a_node_ends(
+def test_engine_fills_in_missing_settings_for_the_end_of_a_node(
     environ: dict[str, str], kill_wait: float | None, given: dict[str, Any], values: dict[str, Any]
 ) -> None:
     found = ended(environ, kill_wait, **given)

@@ -76,7 +76,7 @@ def test_two_of_the_survivors_ask(release: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("witness", "command"), [("echo unreachable", "scancel 1"), ("true", ""), ("false", ""), ("exec not-there", "")]
 )
-def test_a_machine_out_of_reach_is_lost_only_if_another_node_says_so(
+def test_unreachable_machine_is_lost_only_if_another_node_confirms(
     release: Callable[..., str], witness: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(*_: object) -> None:

@@ -70,7 +70,7 @@ def read(environ: dict[str, str], engine: str = "auto") -> EngineContext | None:
         (recorded.DSTACK, {"engine": "dstack", "num_nodes": 2, "node_rank": 0, "run_id": "f3b1"}),
     ],
 )
-def test_a_context_holds_what_the_engine_says(environ: dict[str, str], facts: dict[str, Any]) -> None:
+def test_context_holds_the_facts_that_the_engine_reports(environ: dict[str, str], facts: dict[str, Any]) -> None:
     context = read(environ)
 
     assert facts == {name: getattr(context, name) for name in facts}

@@ -43,5 +43,5 @@ def test_agent_gets_one_notice_and_its_replacement_another() -> None:
         ("CREATED", "placed the agents, and none of them has started after 10 s"),
     ],
 )
-def test_warning_says_if_ray_or_the_start_is_late(state: str, expected: str) -> None:
+def test_warning_states_whether_ray_or_the_start_is_late(state: str, expected: str) -> None:
     assert expected in waiting_text(state, [{"GPU": 8}] * 2, {"GPU": 4, "node:10.0.0.1": 1}, 10.0)

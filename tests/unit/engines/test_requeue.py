@@ -60,7 +60,7 @@ def test_a_refusal_of_slurm_is_the_reason(scontrol: Path) -> None:
     assert "Requested operation is presently disabled" == requeue(ENVIRON)
 
 
-def test_without_scontrol_there_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requeue_reports_missing_answer_without_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert "does not say" in requeue(ENVIRON)

@@ -115,7 +115,7 @@ def test_folder_whose_name_slurm_would_change_is_refused(folder: str) -> None:
     ("title", "name"),
     [("train.py", "train.py"), ("<lambda>", "lambda"), ("a b\n/c", "a_b_c"), ("../..", "job"), ("x" * 99, "x" * 64)],
 )
-def test_title_becomes_the_name_of_a_job(title: str, name: str) -> None:
+def test_title_is_converted_to_a_valid_job_name(title: str, name: str) -> None:
     assert name == name_of_job(title)
 
 

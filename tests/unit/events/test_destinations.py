@@ -67,7 +67,7 @@ def test_an_event_of_a_rendezvous_survives_json() -> None:
     assert str(STEP) == STEP.serialize()
 
 
-def test_what_is_an_event_already_is_returned() -> None:
+def test_deserialize_returns_an_object_that_is_already_an_event() -> None:
     assert events.Event.deserialize(EVENT) is EVENT
     assert events.RdzvEvent.deserialize(STEP) is STEP
 
@@ -91,7 +91,7 @@ def test_fields_that_are_left_out_have_their_defaults() -> None:
         (7, "string that serialize"),
     ],
 )
-def test_what_is_no_event_is_refused(text: str, named: str) -> None:
+def test_value_that_is_not_an_event_is_refused(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         events.Event.deserialize(text)
 
@@ -117,7 +117,7 @@ def test_events_stay_out_of_the_programs_other_loggers(name: str, kept: Kept, ca
     assert not logging.getLogger(f"torchelastic-events-{name}").propagate
 
 
-def test_an_event_goes_nowhere_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+def test_event_is_not_printed_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     events.record(EVENT)
 
     assert capfd.readouterr() == ("", "")
@@ -174,7 +174,7 @@ def test_the_level_is_that_of_the_environment(
     assert logging.getLogger(f"torchelastic-events-{name}").level == level
 
 
-def test_a_level_that_is_none_is_told_and_shows_events_all_the_same(
+def test_invalid_log_level_logs_a_warning_and_events_are_still_shown(
     name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", "chatty")
@@ -239,7 +239,7 @@ def test_an_event_of_a_rendezvous_names_its_place_in_the_code(steps: Kept) -> No
     )
 
 
-def test_a_failed_rendezvous_is_told_with_its_traceback(steps: Kept) -> None:
+def test_failed_rendezvous_is_recorded_with_its_traceback(steps: Kept) -> None:
     try:
         raise ValueError("no store")
     except ValueError:

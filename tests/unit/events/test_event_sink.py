@@ -90,7 +90,7 @@ def failure(**facts: Any) -> ProcessFailure:
     return ProcessFailure(1, 1001, 7, "", message="a bad value", **facts)
 
 
-def test_an_event_tells_what_torchs_does(sink: EventSink, kept: Kept) -> None:
+def test_event_has_the_same_fields_as_torchs(sink: EventSink, kept: Kept) -> None:
     sink(SEAT)
 
     (event,) = kept.events
@@ -119,7 +119,7 @@ def test_an_event_has_its_time_in_milliseconds(sink: EventSink, kept: Kept) -> N
     assert kept.events[0]["timestamp"] == 1700000000250
 
 
-def test_the_event_of_a_worker_tells_its_ranks_as_plain_values(sink: EventSink, kept: Kept) -> None:
+def test_event_of_a_worker_holds_its_ranks_as_plain_values(sink: EventSink, kept: Kept) -> None:
     sink(SEAT)
     sink(WorkerStarted(SECOND))
 
@@ -131,7 +131,7 @@ def test_the_event_of_a_worker_tells_its_ranks_as_plain_values(sink: EventSink, 
     assert (more["exit_code"], more["worker_pid"]) == (None, 1001)
 
 
-def test_times_of_states_are_told_in_milliseconds(sink: EventSink, kept: Kept) -> None:
+def test_durations_of_states_are_recorded_in_milliseconds(sink: EventSink, kept: Kept) -> None:
     sink(RanksAssigned(3, (2, 3), 0.25))
     sink(StateTimed("WARM_UP", 2.0))
     sink(RanksMissed("nobody came", 600.0))
@@ -140,7 +140,7 @@ def test_times_of_states_are_told_in_milliseconds(sink: EventSink, kept: Kept) -
     assert [each["metadata"]["duration_ms"] for each in kept.events] == [250.0, 2000.0, 600000.0]
 
 
-def test_ends_of_workers_are_told_with_the_end_of_the_run(sink: EventSink, kept: Kept) -> None:
+def test_ends_of_workers_are_recorded_at_the_end_of_the_run(sink: EventSink, kept: Kept) -> None:
     sink(SEAT)
     sink(WorkerEnded(FIRST, "TERMINATED"))
     sink(WorkerEnded(SECOND, "FAILED", failure()))
@@ -153,7 +153,7 @@ def test_ends_of_workers_are_told_with_the_end_of_the_run(sink: EventSink, kept:
     assert [each["metadata"]["total_run_time"] for each in kept.events] == [0, 61, 61]
 
 
-def test_ends_of_a_round_that_was_followed_by_another_are_not_told(sink: EventSink, kept: Kept) -> None:
+def test_worker_ends_of_a_round_with_a_successor_are_not_recorded(sink: EventSink, kept: Kept) -> None:
     sink(WorkerEnded(FIRST, "TERMINATED"))
     sink(SEAT)
     sink(WorkerEnded(FIRST, "SUCCEEDED"))
@@ -163,7 +163,7 @@ def test_ends_of_a_round_that_was_followed_by_another_are_not_told(sink: EventSi
     assert kept.states() == ["RENDEZVOUS", "SUCCEEDED"]
 
 
-def test_a_failed_worker_is_told_with_its_exit_status_and_its_error_file(sink: EventSink, kept: Kept) -> None:
+def test_failed_worker_is_recorded_with_exit_status_and_error_file(sink: EventSink, kept: Kept) -> None:
     sink(WorkerEnded(SECOND, "FAILED", failure(error_file_data={"message": {"message": "a bad value"}})))
     sink(RunEnded("FAILED", 0, 0, 1.0))
 
@@ -173,7 +173,7 @@ def test_a_failed_worker_is_told_with_its_exit_status_and_its_error_file(sink: E
     assert json.loads(metadata["metadata"])["worker_pid"] == 1001
 
 
-def test_a_failed_worker_without_an_error_file_is_told_with_its_message(sink: EventSink, kept: Kept) -> None:
+def test_failed_worker_without_error_file_is_recorded_with_message(sink: EventSink, kept: Kept) -> None:
     sink(WorkerEnded(SECOND, "FAILED", failure()))
     sink(RunEnded("FAILED", 0, 0, 1.0))
 
@@ -193,7 +193,7 @@ def test_a_worker_that_did_not_fail_has_no_error(sink: EventSink, kept: Kept, st
     assert json.loads(metadata["metadata"])["exit_code"] == exit_code
 
 
-def test_the_end_of_an_agent_is_told_with_its_error(sink: EventSink, kept: Kept) -> None:
+def test_end_of_an_agent_is_recorded_with_its_error(sink: EventSink, kept: Kept) -> None:
     sink(AgentSucceeded())
     sink(AgentFailed("Traceback ...\nRendezvousTimeoutError: nobody came"))
 
@@ -239,7 +239,7 @@ WAY = [
 ]
 
 
-def test_the_way_into_a_round_and_out_of_it_is_told_step_by_step() -> None:
+def test_each_step_into_and_out_of_a_round_is_recorded() -> None:
     handler = Kept()
     events.add_logging_handler("dynamic_rendezvous", handler)
     sink = RendezvousSink(JOB)
@@ -261,7 +261,7 @@ def test_the_way_into_a_round_and_out_of_it_is_told_step_by_step() -> None:
     assert {(each["run_id"], each["hostname"]) for each in handler.events} == {("job", "node7")}
 
 
-def test_records_that_are_no_step_of_a_rendezvous_are_left_out() -> None:
+def test_records_that_are_not_rendezvous_steps_are_left_out() -> None:
     handler = Kept()
     events.add_logging_handler("dynamic_rendezvous", handler)
 

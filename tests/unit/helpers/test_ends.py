@@ -1,4 +1,4 @@
-"""Whether the end of a helper says nothing against starting it again."""
+"""Ends of a helper, and whether it can be started again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reaper(exitcode: int | None) -> Any:
         pytest.param(-signal.SIGKILL, GONE, "", id="the reaper was killed"),
     ],
 )
-def test_who_was_killed_can_be_started_again(exitcode: int | None, process: Any, said: str) -> None:
+def test_killed_helper_can_be_started_again(exitcode: int | None, process: Any, said: str) -> None:
     assert isinstance(fork_server_lost(reaper(exitcode), process, said), HelperLostError)
 
 
@@ -41,7 +41,7 @@ def test_who_was_killed_can_be_started_again(exitcode: int | None, process: Any,
         pytest.param(signal.SIGSEGV, "", r"unexpectedly \(SIGSEGV\)", id="its import crashed"),
     ],
 )
-def test_whose_import_fails_would_fail_again(exitcode: int, said: str, told: str) -> None:
+def test_helper_whose_import_failed_cannot_be_started_again(exitcode: int, said: str, told: str) -> None:
     error = fork_server_lost(reaper(exitcode), None, said)
 
     assert type(error) is StartError

@@ -22,7 +22,7 @@ STOPPED, TRACED, ASLEEP = HelperLook("T"), HelperLook("t"), HelperLook("S", turn
 def acts(
     looks: Iterable[HelperLook], *, passed: float | None = LOOK, alone: bool = True
 ) -> list[tuple[float, HelperAction]]:
-    """What is done about a helper that is seen so, and after how many seconds."""
+    """Return the actions on a helper with these *looks*, each with its time in seconds."""
     liveness, found = Liveness(), []
     for number, look in enumerate(looks, 1):
         liveness, act = liveness.step(look, passed, alone)
@@ -71,7 +71,7 @@ def test_a_helper_that_sleeps_and_does_not_answer_is_replaced() -> None:
     assert [(32.0, HelperAction.REPLACE)] == acts(60 * [ASLEEP])
 
 
-def test_what_was_seen_before_this_process_slept_does_not_count() -> None:
+def test_observations_from_before_this_process_slept_do_not_count() -> None:
     liveness = Liveness()
     for _ in range(14):
         liveness, _ = liveness.step(STOPPED, LOOK, alone=True)

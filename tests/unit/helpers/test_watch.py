@@ -82,7 +82,7 @@ def test_a_helper_that_does_not_answer_is_replaced_where_it_is_needed(is_needed:
     assert watched.said == ([records.HelperReplaced(why)] if is_needed else [])
 
 
-def test_a_helper_that_answers_is_asked_at_each_look_and_nothing_is_done(watched: Watched) -> None:
+def test_answering_helper_is_queried_at_each_look_and_left_alone(watched: Watched) -> None:
     watched.looks(20)
 
     assert list(range(1, 21)) == watched.asked

@@ -1,4 +1,4 @@
-"""What a cell shows of several ranks' bars: side by side, in place, in order, and not without end."""
+"""Bars of several ranks in a cell: side by side, in place, in order, and limited in number."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_end_of_a_bar_of_another_cell_is_a_line() -> None:
     assert cell.settle() == ["[0] 100%\n"]
 
 
-def test_colours_stay_and_what_moves_the_cursor_goes() -> None:
+def test_colours_are_kept_and_cursor_moves_are_removed() -> None:
     cell = Cell()
     cell.take(0, "\x1b[32m5\x1b[0m\x1b[2K\x1b[?25l\x07 ")
 

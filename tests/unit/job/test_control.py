@@ -139,7 +139,7 @@ def test_a_launch_that_does_not_answer_is_listed_by_its_process(inbox: Inbox, mo
 
 
 @pytest.mark.parametrize("name", ["x", "-", "1-", "a-b", "99999999999-ab", "1-ab/2"])
-def test_sockets_of_other_names_are_no_launches(name: str) -> None:
+def test_sockets_with_other_names_are_not_listed_as_launches(name: str) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as listener:
         listener.bind(f"\0elasticlib-control/{os.geteuid()}/{name}")
         listener.listen()

@@ -61,7 +61,7 @@ def test_an_extended_time_is_announced_before_its_new_end() -> None:
     assert source(END + 569) is None and source(END + 570) is not None
 
 
-def test_an_unknown_end_is_asked_for_once() -> None:
+def test_unknown_end_time_is_queried_once() -> None:
     answers = iter([END])
     source = AnnouncedEnd(notice := EndNotice(), 30.0, lambda: next(answers, None))
 
@@ -69,7 +69,7 @@ def test_an_unknown_end_is_asked_for_once() -> None:
     assert source(NOW + 1) is None and source(END - 20) is not None
 
 
-def test_an_end_that_nobody_knows_never_comes() -> None:
+def test_unknown_end_is_never_announced() -> None:
     source = AnnouncedEnd(EndNotice(), 30.0, no_answer)
 
     assert source(NOW) is None and source(NOW + 1e9) is None

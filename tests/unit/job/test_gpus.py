@@ -40,11 +40,11 @@ def test_indices_are_of_what_the_program_sees_and_names_are_the_drivers() -> Non
     assert choose([1, "GPU-8932f937"], 2, SEEN, (), may_share=False) == ("5", "GPU-8932f937")
 
 
-def test_no_devices_at_all_are_none_whatever_others_have() -> None:
+def test_empty_devices_get_no_gpu_even_if_others_have_all() -> None:
     assert choose([], 2, SEEN, [taken(*SEEN)], may_share=False) == ()
 
 
-def test_a_job_that_says_nothing_gets_all_that_others_do_not_have() -> None:
+def test_job_without_devices_setting_gets_all_gpus_others_do_not_use() -> None:
     assert choose(None, 2, SEEN, [taken("5")], may_share=False) == ("4", "6", "7")
     assert choose(None, "auto", SEEN, [taken("4", "5", "6")], may_share=False) == ("7",)
 
@@ -55,7 +55,7 @@ def test_a_job_with_fewer_gpus_left_than_workers_is_refused_by_name(workers: int
         choose(None, workers, SEEN, [taken(*others)], may_share=False)
 
 
-def test_what_another_job_has_is_refused_by_name() -> None:
+def test_gpu_that_another_job_has_is_refused_by_name() -> None:
     with pytest.raises(JobRunsError, match=r"devices=\[0, 1\]: GPU 5 is taken by job 'other'"):
         choose([0, 1], 1, SEEN, [taken("5")], may_share=False)
 
@@ -70,7 +70,7 @@ def test_a_started_job_shares_with_no_call() -> None:
 
 
 @pytest.mark.parametrize("seen", [(), None])
-def test_where_no_gpus_are_known_nothing_is_chosen(seen: tuple[str, ...] | None) -> None:
+def test_no_gpus_are_chosen_if_none_are_known(seen: tuple[str, ...] | None) -> None:
     assert choose(None, 4, seen, [taken(*SEEN)], may_share=False) is None
 
 
@@ -78,7 +78,7 @@ def test_workers_that_are_counted_by_cpus_need_no_gpu() -> None:
     assert choose(None, "cpu", SEEN, [taken(*SEEN)], may_share=False) is None
 
 
-def test_what_cannot_be_known_is_taken_as_asked() -> None:
+def test_devices_are_taken_as_requested_if_gpus_are_unknown() -> None:
     assert choose([7, 0], 2, None, (), may_share=False) == ("7", "0")
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_known_is_taken_as_asked() -> None:
         ([1, "5"], SEEN, "twice"),
     ],
 )
-def test_what_is_not_there_is_refused(asked: list[int | str], seen: tuple[str, ...], said: str) -> None:
+def test_missing_or_repeated_gpu_is_refused(asked: list[int | str], seen: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"devices=.*{said}"):
         choose(asked, 1, seen, (), may_share=False)
 
@@ -120,7 +120,7 @@ def test_a_gpu_is_the_same_by_index_by_name_and_by_the_first_of_it(held: str, as
         choose(asked, 1, ("0", "1", "2"), [taken(held)], may_share=False, names=NAMES)
 
 
-def test_a_job_that_says_nothing_gets_none_that_another_has_by_name() -> None:
+def test_job_without_devices_setting_gets_no_gpu_taken_by_name() -> None:
     others = [taken("GPU-8932f999-aaaa")]
 
     assert choose(None, 2, ("0", "1", "2"), others, may_share=False, names=NAMES) == ("0", "2")
@@ -135,7 +135,7 @@ def test_index_and_name_of_one_gpu_name_it_twice() -> None:
         choose([0, "GPU-8932f937"], 1, ("0", "1"), (), may_share=False, names=NAMES)
 
 
-def test_what_may_be_two_gpus_is_none_of_them_and_others_are_free() -> None:
+def test_ambiguous_name_matches_no_gpu_and_other_gpus_are_free() -> None:
     assert choose(["GPU-8932f9"], 1, ("0", "1"), [taken("0")], may_share=False, names=NAMES) == ("GPU-8932f9",)
     assert choose(["GPU-1111"], 1, ("0", "1"), [taken("0")], may_share=False, names=NAMES) == ("GPU-1111",)
     assert choose(["MIG-1"], 1, ("0",), [taken("0")], may_share=False, names=NAMES) == ("MIG-1",)

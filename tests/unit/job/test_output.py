@@ -1,4 +1,4 @@
-"""Where the output of shown ranks goes: to the stream that its caller has, in the caller's context."""
+"""Output of shown ranks: it uses the caller's stream, in the caller's context."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_another_thread(*blocks: bytes, to: CallersStream) -> None:
     thread.join()
 
 
-def test_it_is_the_stream_and_the_context_of_whoever_made_it() -> None:
+def test_output_uses_the_stream_and_the_context_of_its_creator() -> None:
     stream = Stream()
     token = CELL.set("mine")
     to = made_for(stream)
@@ -78,7 +78,7 @@ def test_a_later_call_takes_it_along() -> None:
     assert (stream.getvalue(), later.getvalue()) == ("first\n", "second\n")
 
 
-def test_a_kernels_stream_is_told_the_cell_of_the_call() -> None:
+def test_stream_of_a_kernel_writes_to_the_cell_of_the_call() -> None:
     class Kernels(Stream):
         _parent_header: contextvars.ContextVar[str] = contextvars.ContextVar("parent")
         fallback = "the cell of the call"
@@ -212,7 +212,7 @@ def test_a_kernels_stream_always_is() -> None:
     ("show", "shown", "prefix"),
     [(None, [0, 1, 2], "[${rank}] "), ((0,), [0], ""), ((0, 2), [0, 2], "[${rank}] "), ((9,), [], ""), ((), [], "")],
 )
-def test_the_ranks_that_are_asked_for_are_shown(show: Any, shown: list[int], prefix: str) -> None:
+def test_requested_ranks_are_shown(show: Any, shown: list[int], prefix: str) -> None:
     logs = JobLogs(show)
     dest = logs.reify({rank: {"RANK": str(rank)} for rank in range(3)})
 
@@ -222,7 +222,7 @@ def test_the_ranks_that_are_asked_for_are_shown(show: Any, shown: list[int], pre
     assert logs.default_prefix == prefix
 
 
-def test_what_the_caller_says_of_the_output_holds() -> None:
+def test_output_settings_of_the_caller_are_kept() -> None:
     given = DefaultLogsSpecs()
 
     assert own_logs(LaunchConfig(logs_specs=given), True) is given

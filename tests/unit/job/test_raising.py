@@ -1,4 +1,4 @@
-"""What a launch raises for its workers: of both kinds where that can be, and short where a notebook shows it."""
+"""Errors that a launch raises for its workers: of both kinds if possible, short in notebooks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ BOTH = [
 
 
 @pytest.mark.parametrize("cause", BOTH, ids=lambda cause: type(cause).__name__)
-def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None:
+def test_combined_error_is_a_failed_launch_and_of_the_workers_type(cause: Exception) -> None:
     found = combined_error(error(), cause, "both")
 
     with pytest.raises(type(cause)):
@@ -128,7 +128,7 @@ def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None
     ],
     ids=lambda cause: type(cause).__name__,
 )
-def test_where_it_cannot_be_of_both_kinds_it_is_a_failed_launch(cause: BaseException | None) -> None:
+def test_error_is_only_a_failed_launch_if_types_cannot_be_combined(cause: BaseException | None) -> None:
     found = combined_error(error(), cause, "both")
 
     assert isinstance(found, ChildFailedError)
@@ -151,14 +151,14 @@ def test_classes_of_both_kinds_go_with_the_errors_that_are_of_them() -> None:
     assert [kind() for kind in kinds] == [None] * 3
 
 
-def test_whoever_wants_one_kind_alone_gets_that() -> None:
+def test_error_is_only_a_failed_launch_if_that_is_requested() -> None:
     found = combined_error(error(), ValueError("x"), "ChildFailedError")
 
     assert not isinstance(found, ValueError)
     assert isinstance(found.__cause__, ValueError)
 
 
-def test_what_the_workers_exception_held_is_there() -> None:
+def test_combined_error_keeps_attributes_of_the_workers_exception() -> None:
     found: Any = combined_error(error(), WithArgumentsError(7, why="x"), "both")
     assert found.code == 7
 
@@ -186,7 +186,7 @@ def failed(function: Any) -> Exception:
     ],
     ids=lambda cause: type(cause).__name__,
 )
-def test_it_has_each_field_of_the_workers_exception(cause: Exception) -> None:
+def test_combined_error_has_each_field_of_the_workers_exception(cause: Exception) -> None:
     found: Any = combined_error(error(), cause, "both")
     names = [name for name in dir(cause) if not name.startswith("_") and not callable(getattr(cause, name, len))]
 
@@ -232,7 +232,7 @@ def test_the_frames_of_a_worker_can_be_entered() -> None:
     assert "__builtins__" not in innermost.f_locals
 
 
-def test_no_frames_are_no_traceback() -> None:
+def test_empty_frames_make_no_traceback() -> None:
     assert entered(()) is None
 
 
@@ -244,7 +244,7 @@ def test_a_program_keeps_the_traceback_that_an_error_has() -> None:
 
 
 @pytest.mark.usefixtures("notebook")
-def test_in_a_notebook_the_traceback_goes_on_in_the_worker() -> None:
+def test_traceback_in_a_notebook_continues_in_the_worker() -> None:
     lines = [line for _, line in traceback.walk_tb(trace_of(error(frames=STACK), None))]
 
     assert lines == [9, 1, 5]
@@ -253,7 +253,7 @@ def test_in_a_notebook_the_traceback_goes_on_in_the_worker() -> None:
 
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("count", [1, 2, 8, 1000])
-def test_a_notebook_shows_few_lines_whatever_the_number_of_ranks(count: int) -> None:
+def test_notebook_shows_few_lines_for_any_number_of_ranks(count: int) -> None:
     found = render_worker_error(combined_error(error(count, frames=STACK), ValueError("bad batch"), "both"))
 
     assert found[0].startswith("ValueError  ")
@@ -313,7 +313,7 @@ def test_a_deep_stack_shows_its_two_ends() -> None:
 
 
 @pytest.mark.usefixtures("notebook")
-def test_a_crash_shows_where_the_native_stack_says_it_was() -> None:
+def test_crash_report_shows_the_lines_of_the_native_stack() -> None:
     stacks = (
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
         '  File "/tmp/ipykernel_1/1.py", line 5 in loss\n  File "/tmp/ipykernel_1/1.py", line 9 in train\n'

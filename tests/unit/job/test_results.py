@@ -28,7 +28,7 @@ def test_a_copy_knows_the_places_too(again: object) -> None:
     assert (found, found.places) == (results(), results().places)
 
 
-def test_a_rank_is_asked_for_by_number() -> None:
+def test_result_of_a_rank_is_looked_up_by_number() -> None:
     assert results().rank(1) == 0.25
     with pytest.raises(KeyError, match=r"rank 2 has no result on this node \(results here: ranks 0-1\)"):
         results().rank(2)
@@ -51,7 +51,7 @@ def test_hosts_are_shown_where_there_are_several() -> None:
     assert "host" not in Results({0: 1}, {0: Place(0, "a", 0, 0)})._repr_html_()
 
 
-def test_what_is_long_is_cut_and_what_cannot_be_shown_is_said() -> None:
+def test_long_value_is_cut_and_unprintable_one_names_its_error() -> None:
     class Bad:
         def __repr__(self) -> str:
             raise ValueError

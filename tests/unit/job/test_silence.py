@@ -8,7 +8,7 @@ from elasticlib.notebook._callers_stream import FIRST_REPORT, Silence, silence_t
 
 
 class Cell:
-    """What a cell is told by a `Silence`, and the time."""
+    """Cell that records the reports of a `Silence`, and sets the time."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -38,7 +38,7 @@ def cell() -> Cell:
     return cell
 
 
-def test_it_is_said_once_the_time_is_over_and_not_before(cell: Cell) -> None:
+def test_silence_is_reported_once_after_its_time_and_not_before(cell: Cell) -> None:
     assert 1.0 == cell.look_at(100 + FIRST_REPORT - 1)
     assert [] == cell.said
     assert FIRST_REPORT == cell.look_at(100 + FIRST_REPORT)
@@ -46,7 +46,7 @@ def test_it_is_said_once_the_time_is_over_and_not_before(cell: Cell) -> None:
     assert [FIRST_REPORT] == cell.said
 
 
-def test_it_is_said_more_and_more_seldom(cell: Cell) -> None:
+def test_silence_is_reported_at_growing_intervals(cell: Cell) -> None:
     for second in range(100, 100 + 3600):
         cell.look_at(second)
 
@@ -62,7 +62,7 @@ def test_output_takes_it_back_and_a_later_silence_is_to_be_longer(cell: Cell) ->
     assert 2 * FIRST_REPORT == cell.look_at(131.0)
 
 
-def test_a_program_that_writes_each_minute_hears_of_it_twice(cell: Cell) -> None:
+def test_program_that_writes_each_minute_is_reported_silent_twice(cell: Cell) -> None:
     for second in range(101, 100 + 3600):
         if second % 60 == 0:
             cell.hear_at(second)
@@ -71,7 +71,7 @@ def test_a_program_that_writes_each_minute_hears_of_it_twice(cell: Cell) -> None
     assert 2 == len(cell.said)
 
 
-def test_output_before_its_time_is_over_counts_anew(cell: Cell) -> None:
+def test_output_before_the_time_is_over_restarts_the_count(cell: Cell) -> None:
     cell.hear_at(110.0)
     cell.look_at(100 + FIRST_REPORT)
     assert [] == cell.said
@@ -79,14 +79,14 @@ def test_output_before_its_time_is_over_counts_anew(cell: Cell) -> None:
     assert [FIRST_REPORT] == cell.said
 
 
-def test_a_restart_of_the_workers_is_no_output(cell: Cell) -> None:
+def test_restart_of_the_workers_does_not_count_as_output(cell: Cell) -> None:
     cell.now = 110.0
     cell.silence.begin()
 
     assert FIRST_REPORT - 10 == cell.look_at(110.0)
 
 
-def test_nobody_is_told_while_nobody_waits(cell: Cell) -> None:
+def test_silence_is_not_reported_while_no_caller_waits(cell: Cell) -> None:
     cell.silence.end()
 
     assert cell.look_at(1e9) is None
@@ -110,7 +110,7 @@ def test_the_end_takes_it_back(cell: Cell) -> None:
         ((0, 3), "ranks 0, 3 have written nothing"),
     ],
 )
-def test_it_names_the_job_the_ranks_the_time_and_what_to_do(ranks: tuple[int, ...] | None, who: str) -> None:
+def test_silence_text_names_job_ranks_time_and_remedy(ranks: tuple[int, ...] | None, who: str) -> None:
     for kind, way in (("call", "interrupt"), ("started", "elasticlib.jobs()"), ("pool", "pool.job.stacks()")):
         text = silence_text("train", kind, ranks, 40.2)
 

@@ -1,4 +1,4 @@
-"""What people see of a job: what its records have said, as a table, and equal stacks told once."""
+"""Status of a job for people: the contents of its records, as a table, and equal stacks once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_course_knows_ranks_round_and_restarts() -> None:
     assert (course.ranks, course.round, course.restarts, course.node, course.nodes) == ((2, 3), 1, 1, 1, 2)
 
 
-def test_why_a_job_is_stopped_is_told_as_long_as_it_is() -> None:
+def test_reason_for_a_stop_is_shown_only_while_the_job_is_stopping() -> None:
     course = after(*(record for _, record in STEPS[:5]))
 
     assert "rank 3 failed" == course.why
@@ -102,7 +102,7 @@ def test_a_job_without_workers_yet_is_one_line() -> None:
     assert "job 'train': starting for 2.5 s" == str(status(state="starting"))
 
 
-def test_an_end_says_after_how_long_and_why() -> None:
+def test_status_text_of_an_ended_job_states_duration_and_reason() -> None:
     text = str(status(state="failed", why="rank 1: ValueError: no", restarts=2))
 
     assert "job 'train': failed after 2.5 s, restart 2: rank 1: ValueError: no" == text

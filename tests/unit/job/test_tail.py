@@ -23,7 +23,7 @@ def test_the_last_lines_are_shown_and_the_others_counted() -> None:
     assert lines == [f"line {number}" for number in range(80, 100)]
 
 
-def test_the_pieces_in_which_text_comes_make_no_difference() -> None:
+def test_tail_is_the_same_for_any_pieces_of_the_text() -> None:
     text = "".join(f"line {number}\n" for number in range(100)) + "the end"
 
     assert lines_of(text) == lines_of(*text) == lines_of(*text.splitlines(keepends=True))
@@ -31,7 +31,7 @@ def test_the_pieces_in_which_text_comes_make_no_difference() -> None:
     assert len(lines_of(text)) == 21
 
 
-def test_where_nothing_is_left_out_nothing_is_counted() -> None:
+def test_no_lines_are_counted_if_none_are_left_out() -> None:
     assert lines_of("one\n", "two") == ["[the full output is in /logs]", "one", "two"]
 
 
@@ -50,7 +50,7 @@ def test_a_line_is_what_a_terminal_shows_of_it(texts: list[str], shown: str) -> 
     assert lines_of(*texts)[-1] == shown
 
 
-def test_it_says_whether_more_came() -> None:
+def test_tail_is_changed_only_after_new_text() -> None:
     tail = Tail()
     states = [tail.is_changed]
     tail.feed("")

@@ -1,4 +1,4 @@
-"""What Python shows of a launch's error that nobody catches."""
+"""Python's output for an error of a launch that the program does not catch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def test_a_traceback_that_went_elsewhere_is_shown_once() -> None:
     assert 1 == shown(error(is_on_console=False)).count('File "train.py", line 5, in train')
 
 
-def test_ranks_that_are_not_told_of_are_counted() -> None:
+def test_ranks_without_a_failure_are_counted() -> None:
     assert "and 2 more of 4 ranks" in shown(error(is_on_console=True, ranks=2))
     assert "more of" not in shown(error(is_on_console=True))
 
 
-def test_whoever_catches_the_error_finds_all_of_it() -> None:
+def test_caught_error_holds_the_full_traceback() -> None:
     assert TRACE.splitlines()[1] in str(error(is_on_console=True))
 
 

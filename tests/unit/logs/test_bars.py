@@ -19,7 +19,7 @@ texts_with_nested_bars = st.lists(st.sampled_from([*symbols, b"\x1b[A", b"\x1b[2
 
 
 def bar(prefix: bytes, number: int, state: bytes, is_last: bool) -> bytes:
-    """What these tests have in place of a bar: no line begins like this."""
+    """Return text that stands for a bar in these tests; no line begins like this."""
     return b"<%d%s " % (number, b"!" * is_last) + state + b">\n"
 
 
@@ -51,7 +51,7 @@ def test_how_the_input_is_cut_does_not_change_the_output(text: bytes, places: li
 
 @given(text=texts, places=st.lists(st.integers(0, 200), max_size=8), longest=st.sampled_from([1, 3, 999]))
 @example(text=b"a\r \r\nb", places=[], longest=999)
-def test_what_was_never_shown_as_a_bar_comes_out_as_lines(text: bytes, places: list[int], longest: int) -> None:
+def test_text_never_shown_as_a_bar_is_printed_as_lines(text: bytes, places: list[int], longest: int) -> None:
     lines = LineAssembler(PREFIX, longest)
     expected = lines.feed(text, 0.0) + lines.finish()
 
@@ -115,7 +115,7 @@ def test_a_state_that_is_shown_is_not_shown_again() -> None:
     assert lines.tick(due(lines)) == b""
 
 
-def test_lines_after_a_bar_wait_for_its_end_and_come_after_it() -> None:
+def test_lines_after_a_bar_wait_for_its_end_and_follow_it() -> None:
     lines = made()
     lines.feed(b"\r1", 0.0)
     lines.tick(due(lines))

@@ -119,7 +119,7 @@ def test_launches_at_the_same_time_have_folders_of_their_own(tmp_path: Path) -> 
     assert 32 == len(list((tmp_path / "made" / "once").iterdir()))
 
 
-def test_a_copy_for_a_launch_keeps_the_class_and_the_wishes() -> None:
+def test_copy_for_a_launch_keeps_the_class_and_the_options() -> None:
     class Own(DefaultLogsSpecs):
         pass
 
@@ -129,7 +129,7 @@ def test_a_copy_for_a_launch_keeps_the_class_and_the_wishes() -> None:
     assert specs == specs.for_launch()
 
 
-def test_specifications_are_equal_by_their_wishes() -> None:
+def test_specifications_are_equal_if_their_options_are_equal() -> None:
     specs = DefaultLogsSpecs("/logs", Std.OUT)
 
     assert specs == copy.deepcopy(specs) == pickle.loads(pickle.dumps(specs))
@@ -138,7 +138,7 @@ def test_specifications_are_equal_by_their_wishes() -> None:
     assert specs != "/logs"
 
 
-def test_the_representation_names_all_wishes() -> None:
+def test_representation_names_all_options() -> None:
     text = repr(DefaultLogsSpecs("/logs", Std.OUT, {1: Std.ERR}, [1]))
 
     assert text.startswith("DefaultLogsSpecs(log_dir='/logs'")
@@ -274,7 +274,7 @@ def test_without_a_log_dir_the_first_round_makes_a_temporary_folder(temporary: P
     assert os.path.basename(specs.root_log_dir).startswith("torchelastic_")
 
 
-def test_a_temporary_folder_is_removed_and_made_anew_for_the_next_launch(temporary: Path) -> None:
+def test_temporary_folder_is_removed_and_created_for_the_next_launch(temporary: Path) -> None:
     specs = DefaultLogsSpecs()
     specs.reify(envs())
 
@@ -366,7 +366,7 @@ def test_a_rounds_temporary_logs_go_and_those_of_others_stay(temporary: Path) ->
     assert specs.root_log_dir == ""
 
 
-def test_a_folder_that_was_asked_for_is_never_removed(tmp_path: Path) -> None:
+def test_requested_folder_is_never_removed(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     dest = specs.reify(envs())
 
@@ -398,7 +398,7 @@ def modes(*folders: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_folders_that_are_made_anew_are_for_this_user_alone(temporary: Path, named: bool) -> None:
+def test_recreated_folders_are_private_to_the_user(temporary: Path, named: bool) -> None:
     specs = DefaultLogsSpecs(str(temporary / "above" / "logs") if named else None, redirects=Std.ALL)
     base = Path(specs.reify(envs()).stdouts[0]).parents[3]
     shutil.rmtree(temporary / "above" if named else base)
@@ -434,7 +434,7 @@ def test_a_temporary_folder_that_somebody_else_has_put_there_is_not_taken(
 # before the first round
 
 
-def test_what_is_made_ready_is_the_folder_of_the_rounds_to_come(tmp_path: Path) -> None:
+def test_folder_made_ready_is_used_by_the_following_rounds(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
     specs.make_ready("job")
     [made] = (tmp_path / "logs").iterdir()
@@ -470,7 +470,7 @@ def test_without_streams_no_room_is_needed(tmp_path: Path, monkeypatch: pytest.M
     assert 1 == len(list(tmp_path.iterdir()))
 
 
-def test_a_folder_that_came_to_no_round_is_taken_away(temporary: Path, tmp_path: Path) -> None:
+def test_folder_in_which_no_round_began_is_removed(temporary: Path, tmp_path: Path) -> None:
     kept = tmp_path / "asked"
     for specs in (DefaultLogsSpecs(), DefaultLogsSpecs(str(kept))):
         specs.make_ready("job")

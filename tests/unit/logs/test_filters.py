@@ -23,7 +23,7 @@ def block(*lines: bytes, prefix: bytes = PREFIX) -> bytes:
 @given(
     lines=st.lists(texts), words=st.lists(texts, min_size=1, max_size=3), prefix=st.sampled_from([b"", PREFIX, b"a"])
 )
-def test_the_matching_lines_are_those_whose_text_holds_a_word(
+def test_lines_match_if_their_text_contains_a_filter_text(
     lines: list[bytes], words: list[bytes], prefix: bytes
 ) -> None:
     expected = [line for line in lines if any(word in line for word in words)]
@@ -41,7 +41,9 @@ def test_the_matching_lines_are_those_whose_text_holds_a_word(
     ],
     ids=["only in the prefix", "the prefix in the line", "the end of the line", "the empty word"],
 )
-def test_a_word_is_looked_for_in_the_text_and_its_newline(lines: list[bytes], word: bytes, found: list[bytes]) -> None:
+def test_filter_text_is_searched_in_the_line_and_its_newline(
+    lines: list[bytes], word: bytes, found: list[bytes]
+) -> None:
     assert block(*found) == matching(block(*lines), PREFIX, [word])
 
 
@@ -66,7 +68,7 @@ def test_a_filter_without_a_match_leaves_an_empty_file(tmp_path: Path) -> None:
     assert b"" == (tmp_path / "filtered").read_bytes()
 
 
-def test_what_the_file_held_stays(tmp_path: Path) -> None:
+def test_existing_content_of_the_filtered_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "filtered").write_bytes(b"earlier\n")
 
     lines = LineFilter(str(tmp_path / "filtered"), ["a"])
@@ -93,7 +95,7 @@ def test_a_file_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
         LineFilter(str(tmp_path / "missing" / "filtered"), ["a"])
 
 
-def test_a_full_disk_ends_the_second_file_with_one_word_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_ends_second_file_with_one_warning_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
     lines = LineFilter("/dev/full", ["a"])
 
     with caplog.at_level(logging.WARNING):

@@ -41,14 +41,14 @@ def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Files(tmp_path)
 
 
-def test_what_is_there_is_read_to_its_end(files: Files) -> None:
+def test_existing_files_are_read_to_their_end(files: Files) -> None:
     files.add("one\ntwo\nrest")
     files.end()
 
     assert ["one", "two", "rest"] == list(files.follower.lines())
 
 
-def test_a_line_comes_when_it_is_whole(files: Files) -> None:
+def test_follower_returns_a_line_only_when_whole(files: Files) -> None:
     path = files.add("one\nhalf ")
     lines = files.follower.lines()
     assert "one" == next(lines)
@@ -63,7 +63,7 @@ def test_a_line_comes_when_it_is_whole(files: Files) -> None:
     writer.join()
 
 
-def test_the_next_file_follows_when_it_comes(files: Files) -> None:
+def test_follower_continues_with_the_next_file_when_created(files: Files) -> None:
     files.add("one\n")
     lines = files.follower.lines()
     assert "one" == next(lines)
@@ -115,14 +115,14 @@ def test_a_file_that_was_taken_away_is_passed_over(files: Files) -> None:
     assert ["two"] == list(files.follower.lines())
 
 
-def test_bytes_that_are_no_text_are_shown_as_such(files: Files) -> None:
+def test_invalid_utf8_is_shown_with_replacement_characters(files: Files) -> None:
     files.add().write_bytes(b"caf\xe9\n")
     files.end()
 
     assert ["caf\N{REPLACEMENT CHARACTER}"] == list(files.follower.lines())
 
 
-def test_whoever_stops_reading_leaves_nothing_open(files: Files) -> None:
+def test_follower_leaves_no_file_open_when_its_reader_stops(files: Files) -> None:
     def descriptors() -> Iterator[Path]:
         return Path("/proc/self/fd").iterdir()
 

@@ -58,14 +58,14 @@ def test_a_template_knows_four_names_and_keeps_the_rest(template: str, prefix: b
     assert prefix == line_prefix(template, role_name="default", rank=10, local_rank=2, hostname="r12i0n8")
 
 
-def test_what_is_not_redirected_has_no_file_and_goes_to_the_console() -> None:
+def test_stream_without_redirect_has_no_file_and_uses_the_console() -> None:
     plan = destinations("/a", 2, Std.NONE, Std.NONE, None)
 
     assert {} == plan.stdouts == plan.stderrs == plan.tee_stdouts == plan.tee_stderrs
     assert {0: "/a/0/error.json", 1: "/a/1/error.json"} == plan.error_files
 
 
-def test_a_redirect_goes_to_the_file_only() -> None:
+def test_redirect_writes_to_the_file_only() -> None:
     plan = destinations("/a", 2, {1: Std.ERR}, Std.NONE, None)
 
     assert {1: "/a/1/stderr.log"} == plan.stderrs

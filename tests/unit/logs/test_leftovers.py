@@ -69,7 +69,7 @@ def test_folders_with_young_marks_are_not_looked_through(
 
 
 @pytest.mark.parametrize("facts", [ENDED, {"boot": "another"}], ids=["its number is another's", "before a boot"])
-def test_what_a_program_that_is_gone_has_left_may_go(
+def test_leftover_folder_of_a_dead_program_is_removed(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(_old_folders, "KEPT", 0)
@@ -92,7 +92,7 @@ def test_what_a_program_that_is_gone_has_left_may_go(
     ],
     ids=["living", "another machine's", "a container's", "a later version's", "not ours", "unknown"],
 )
-def test_what_may_belong_to_a_living_program_stays(
+def test_folder_of_a_possibly_living_program_is_kept(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(_old_folders, "KEPT", 0)
@@ -118,7 +118,7 @@ def test_a_mark_that_is_none_keeps_its_folder(
 
 
 @pytest.mark.parametrize("young", [MARK, "run_x/attempt_0/stderr.log", "run_x", "."])
-def test_what_changed_within_a_day_stays(
+def test_folder_changed_within_a_day_is_kept(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, young: str
 ) -> None:
     monkeypatch.setattr(_old_folders, "KEPT", 0)
@@ -147,7 +147,7 @@ def test_only_marked_folders_of_that_name_are_touched(
     assert [True] * 3 == [folder.exists() for folder in (unmarked, renamed, linked)]
 
 
-def test_a_folder_that_cannot_be_listed_is_no_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_listed_raises_no_error(tmp_path: Path) -> None:
     sweep(str(tmp_path / "gone"))
     mark(str(tmp_path / "gone"))
 

@@ -36,7 +36,7 @@ def test_how_the_input_is_cut_does_not_change_the_output(text: bytes, places: li
 
 
 @given(text=plain_texts, places=st.lists(st.integers(0, 200), max_size=8))
-def test_without_rewriting_each_line_comes_out_unchanged_after_its_prefix(text: bytes, places: list[int]) -> None:
+def test_text_without_rewriting_is_written_unchanged_after_its_prefix(text: bytes, places: list[int]) -> None:
     lines = text.split(b"\n")
     expected = b"".join([PREFIX + line + b"\n" for line in lines[:-1]])
     last = lines[-1].removesuffix(b"\r")
@@ -55,7 +55,7 @@ def test_each_output_line_has_the_prefix_and_an_end(text: bytes, longest_line: i
 
 @given(text=st.lists(st.sampled_from([b"\n", b"a", b"bcd", b"\xff" * 9])).map(b"".join), longest_line=st.integers(1, 9))
 @example(text=b"abcd\n", longest_line=3)
-def test_a_long_line_comes_out_in_pieces_of_the_limit(text: bytes, longest_line: int) -> None:
+def test_long_line_is_written_in_pieces_of_the_limit(text: bytes, longest_line: int) -> None:
     out = assemble([text], longest_line)
 
     pieces = [
@@ -74,7 +74,7 @@ def test_a_line_without_end_keeps_no_more_than_the_limit() -> None:
     assert len(sent.replace(b"\n", b"")) >= 30_000 - 100
 
 
-def test_a_line_in_two_parts_comes_out_once() -> None:
+def test_line_in_two_parts_is_written_once() -> None:
     lines = LineAssembler(PREFIX)
 
     first = lines.feed(b"abc", 0.0)
@@ -95,7 +95,7 @@ def test_carriage_return_and_newline_are_one_line_end_also_when_read_apart() -> 
     assert b"[w0]:a\r\n[w0]:b\r\n" == assemble([b"a\r", b"\nb\r\n"])
 
 
-def test_rewritten_text_comes_out_once_as_it_stands_at_its_newline() -> None:
+def test_rewritten_text_is_written_once_in_its_state_at_newline() -> None:
     assert b"[w0]:100%\n[w0]:next\n" == assemble([b"\r  1%\r 50%", b"\r100%\nnext\n"])
 
 

@@ -47,7 +47,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         del sys.modules[name]
 
 
-def test_a_plug_in_is_found_by_its_name_and_made_with_the_launchers_wishes(install: Install, tmp_path: Path) -> None:
+def test_plugin_is_found_by_name_and_made_with_the_launchers_options(install: Install, tmp_path: Path) -> None:
     install("ownlogs", own_layout="ownlogs:Own")
 
     specs = load_logs_specs("own-layout")(
@@ -87,7 +87,7 @@ def test_first_of_two_packages_with_one_name_wins_and_both_are_named(
     assert "logs_specs='same': sooner:Own of sooner is used, not later:Own of later" in caplog.text
 
 
-def test_another_packages_default_wins_over_ours_with_a_word(
+def test_another_packages_default_overrides_ours_with_a_warning(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("torch", "", default="torch.distributed.elastic:DefaultLogsSpecs")
@@ -168,7 +168,7 @@ def test_a_function_that_makes_specifications_will_do(install: Install) -> None:
     assert load_logs_specs("m")(log_dir="/logs") == DefaultLogsSpecs("/logs")
 
 
-def test_a_property_that_is_not_ready_before_the_first_round_is_not_asked(install: Install) -> None:
+def test_property_that_is_not_ready_before_first_round_is_not_read(install: Install) -> None:
     install(
         "later",
         """

@@ -28,7 +28,7 @@ def stream(tmp_path: Path) -> Iterator[TextIO]:
 
 
 def open_files() -> dict[str, str]:
-    """What this process has open, whatever earlier tests left for the garbage collector to close."""
+    """Return the open files of this process, without those that earlier tests left unclosed."""
     gc.collect()
     found = {}
     for number in os.listdir("/proc/self/fd"):
@@ -42,7 +42,7 @@ def console(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("way", [redirect_stdout, redirect_stderr])
-def test_what_is_written_within_goes_to_the_file_and_the_stream_comes_back(
+def test_redirect_writes_to_the_file_and_restores_the_stream(
     way: Callable[[str], contextlib.AbstractContextManager[None]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("something long from before")
@@ -60,7 +60,7 @@ def test_what_is_written_within_goes_to_the_file_and_the_stream_comes_back(
     assert open_then == open_now
 
 
-def test_the_stream_comes_back_after_an_error(tmp_path: Path) -> None:
+def test_stream_is_restored_after_an_error(tmp_path: Path) -> None:
     with stream(tmp_path) as out:
         with pytest.raises(KeyError), redirect_stdout(str(tmp_path / "file")):
             raise KeyError
@@ -104,7 +104,7 @@ def test_a_python_stream_without_a_descriptor_keeps_its_text(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_where_no_file_is_named_nothing_is_redirected(nothing: str | None, tmp_path: Path) -> None:
+def test_nothing_is_redirected_if_no_file_is_named(nothing: str | None, tmp_path: Path) -> None:
     with stream(tmp_path) as out:
         with get_std_cm(nothing, redirect_stdout):
             out.write("on the console")

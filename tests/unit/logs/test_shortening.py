@@ -51,7 +51,7 @@ def test_of_a_long_one_the_newest_stays_at_its_place(file: Path) -> None:
     assert last_line([str(file)]) == f"0008191 {'x' * 1015}"
 
 
-def test_whoever_appends_need_not_know_of_it(file: Path) -> None:
+def test_writer_that_appends_is_not_affected_by_shortening(file: Path) -> None:
     with open(file, "a", encoding="utf-8") as output:
         for round_ in range(20):
             output.write(lines(round_ * 1024, 1024))
@@ -62,7 +62,7 @@ def test_whoever_appends_need_not_know_of_it(file: Path) -> None:
     assert text_of(str(file)).endswith(lines(19 * 1024, 1024))
 
 
-def test_a_reader_that_is_behind_goes_on_with_what_is_left(file: Path) -> None:
+def test_reader_that_is_behind_continues_with_the_remaining_lines(file: Path) -> None:
     file.write_text(lines(0, 8192))
     followed = Follower(lambda: [str(file)], lambda: True).lines()
     first = next(followed)
@@ -75,7 +75,7 @@ def test_a_reader_that_is_behind_goes_on_with_what_is_left(file: Path) -> None:
     assert last == f"0008191 {'x' * 1015}"
 
 
-def test_what_is_not_there_is_no_error(file: Path) -> None:
+def test_missing_or_empty_file_raises_no_error(file: Path) -> None:
     shorten_file(str(file))
     file.touch()
     shorten_file(str(file))
@@ -84,7 +84,7 @@ def test_what_is_not_there_is_no_error(file: Path) -> None:
         assert skip_hole(empty.fileno()) == 0
 
 
-def test_where_the_file_system_makes_no_hole_the_file_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_kept_if_the_file_system_cannot_make_holes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_follow, "_fallocate", lambda: lambda *_: -1)
     file.write_text(lines(0, 8192))
     shorten_file(str(file))

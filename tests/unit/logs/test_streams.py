@@ -107,7 +107,7 @@ def test_a_file_that_streams_share_is_followed_once(spy: Spy, dest: LogsDest) ->
     assert [("out0", b"0:", Std.OUT, False)] == spy.asked
 
 
-def test_what_is_no_file_cannot_be_followed(spy: Spy, dest: LogsDest, tmp_path: Path) -> None:
+def test_destination_that_is_not_a_file_is_refused(spy: Spy, dest: LogsDest, tmp_path: Path) -> None:
     dest.tee_stdouts[1] = str(tmp_path)
 
     with pytest.raises(ConfigError, match=r"tee_stdouts\[1\]="):
@@ -155,7 +155,7 @@ def test_preparing_a_file_below_no_folder_is_refused_by_name(dest: LogsDest, tmp
         prepare_streams(dest)
 
 
-def test_destinations_of_a_torch_specification_are_read_in_our_words() -> None:
+def test_destinations_of_a_torch_specification_are_translated() -> None:
     foreign = SimpleNamespace(
         stdouts={0: "", 1: "/logs/1/stdout.log"},
         stderrs={0: os.devnull, 1: ""},

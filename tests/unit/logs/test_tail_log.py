@@ -63,7 +63,7 @@ def test_a_filter_sees_lines_with_their_end_and_without_header(tmp_path: Path) -
     assert seen == ["one\n", "two\n", "three\n"]
 
 
-def test_a_file_that_never_came_is_not_waited_for_after_the_end(tmp_path: Path) -> None:
+def test_missing_file_is_not_waited_for_after_the_end(tmp_path: Path) -> None:
     assert tailed(tmp_path / "never") == ""
 
 
@@ -92,7 +92,7 @@ def test_lines_are_copied_while_it_runs_and_the_rest_at_the_stop(tmp_path: Path)
     assert console.getvalue() == "[t3]:early\n[t3]:late\n[t3]:open\n"
 
 
-def test_a_file_that_comes_late_is_found(tmp_path: Path) -> None:
+def test_file_created_late_is_found(tmp_path: Path) -> None:
     path, console = tmp_path / "log", Console()
     tail = TailLog("t", {0: str(path)}, console, interval_sec=0.001).start()
 

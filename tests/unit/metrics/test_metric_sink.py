@@ -54,7 +54,7 @@ def test_a_run_without_a_result_is_not_counted() -> None:
     assert values(RunEnded("RAISED", 0, 3, 1.0)) == {}
 
 
-def test_each_look_tells_the_state_and_the_restarts_that_are_left() -> None:
+def test_each_look_emits_the_state_and_the_remaining_restarts() -> None:
     assert values(WorkersSeen("HEALTHY", 2)) == {
         "workers.trainer.remaining_restarts": 2,
         "workers.trainer.healthy": 1,
@@ -72,7 +72,7 @@ def test_each_look_tells_the_state_and_the_restarts_that_are_left() -> None:
     ],
     ids=["seat", "no seat", "ranks", "step", "failed step"],
 )
-def test_a_step_tells_how_it_went_and_its_milliseconds(
+def test_step_emits_its_outcome_and_its_milliseconds(
     record: records.Record, step: str, how: str, milliseconds: int
 ) -> None:
     assert values(record) == {f"{step}.{how}": 1, f"{step}.duration.ms": milliseconds}

@@ -1,4 +1,4 @@
-"""Where measured values go, and what a function that measures itself tells."""
+"""Destinations of measured values, and the metrics of a function that measures itself."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Loader:
             raise error
 
 
-def test_a_measured_function_tells_its_success_and_its_duration(kept: Kept) -> None:
+def test_measured_function_emits_its_success_and_its_duration(kept: Kept) -> None:
     assert load() == "rows"
 
     assert set(kept.values()) == {"test_streams.load.success", "test_streams.load.duration.ms"}
@@ -103,7 +103,7 @@ def test_a_measured_function_tells_its_success_and_its_duration(kept: Kept) -> N
     assert kept.values()["test_streams.load.duration.ms"] >= 0
 
 
-def test_a_measured_function_tells_its_failure_and_raises(kept: Kept) -> None:
+def test_measured_function_emits_its_failure_and_raises(kept: Kept) -> None:
     with pytest.raises(KeyError, match="no such row"):
         load(fails=True)
 

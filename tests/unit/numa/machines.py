@@ -16,7 +16,7 @@ from elasticlib.numa._cpus import ranges
 
 @frozen
 class Machine:
-    """What the kernel tells, by lists of CPUs."""
+    """Topology of a machine as the kernel reports it, as lists of CPUs."""
 
     nodes: tuple[frozenset[int], ...]
     packages: tuple[frozenset[int], ...]
@@ -87,7 +87,7 @@ TWO_PACKAGES = Machine(
     gpus=(2, 0, 0, -1, 1),
 )
 ALLOWED = frozenset(range(24)) - {12}
-"""What the launcher may use: all but one hyper-thread of the first core."""
+"""CPUs that the launcher may use: all but one hyper-thread of the first core."""
 EXPECTED = {
     "node": ["8-11,20-23", "0-3,13-15", "0-3,13-15", "0-3,13-15", "4-7,16-19"],
     "socket": ["8-11,20-23", "0-7,13-19", "0-7,13-19", "0-7,13-19", "0-7,13-19"],

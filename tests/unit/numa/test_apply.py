@@ -111,7 +111,9 @@ def test_a_process_binds_its_threads_but_those_that_were_bound_before(
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_thread_that_ends_meanwhile_is_no_error(bound: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_ends_during_binding_is_not_an_error(
+    bound: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def affinity(pid: int) -> set[int]:
         if pid != 0:
             raise ProcessLookupError
@@ -154,7 +156,7 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Have *code* answer in place of the program that asks torch."""
+    """Make *code* replace the program that asks torch."""
     binding._listed_by_program.cache_clear()
     monkeypatch.setattr(_gpu_addresses, "__file__", "-c")
     plain = subprocess.run
@@ -162,7 +164,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 @pytest.mark.slow
-def test_another_program_is_asked_where_this_one_has_no_device_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_lists_gpus_if_no_device_is_open_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch_with("xpu", is_initialized=lambda: False))
     answer(monkeypatch, "print('noise'); print('[\"0000:01:00.0\"]')")
 
@@ -170,7 +172,7 @@ def test_another_program_is_asked_where_this_one_has_no_device_open(monkeypatch:
 
 
 @pytest.mark.slow
-def test_what_that_program_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_program_that_lists_gpus_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     answer(monkeypatch, "raise SystemExit('CUDA driver is too old')")
 
@@ -180,7 +182,7 @@ def test_what_that_program_fails_with_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_a_process_with_a_device_open_asks_itself(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Whatever the accelerator is; it may have been started with other variables than it has now."""
+    """The rule holds for any accelerator; variables may have changed since it was started."""
     place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=1)
     made = torch_with(kind, is_initialized=lambda: True, get_device_properties=lambda index: place)
     monkeypatch.setitem(sys.modules, "torch", made)

@@ -140,7 +140,7 @@ def test_a_node_of_memory_alone_does_not_disturb_the_others() -> None:
         (AffinityMode.CORE_COMPLEX, {"caches": {}}),
     ],
 )
-def test_a_machine_that_does_not_tell_what_a_mode_needs_is_refused(
+def test_machine_that_does_not_report_what_a_mode_needs_is_refused(
     mode: AffinityMode, hidden: dict[str, dict[int, int]]
 ) -> None:
     """As in many virtual machines."""
@@ -163,5 +163,5 @@ def test_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_what_is_written_is_read_again(numbers: set[int]) -> None:
+def test_written_ranges_are_parsed_to_the_same_numbers(numbers: set[int]) -> None:
     assert numbers == parse_ranges(ranges(numbers))

@@ -1,4 +1,4 @@
-"""What may be asked for: the four modes by member or by name, with torch's own class as well."""
+"""Options of NUMA binding: the four modes by member or by name, and torch's own class."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(mode: Any) -> None:
         NumaOptions(mode)
 
 
-def test_a_fall_back_is_whatever_is_true_as_in_torch() -> None:
+def test_any_true_value_turns_fallback_on_as_in_torch() -> None:
     assert NumaOptions(AffinityMode.NODE, 1).should_fall_back_if_binding_fails is True  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_options_of_torchs_own_class_are_understood() -> None:
 
 
 @pytest.mark.parametrize("value", ["node", 1, object()])
-def test_what_is_no_option_is_refused_by_launch_and_spec(value: Any) -> None:
+def test_invalid_numa_options_are_refused_by_launch_and_spec(value: Any) -> None:
     with pytest.raises(ValueError, match=r"numa_options=.* must be a NumaOptions, such as NumaOptions\(AffinityMode"):
         LaunchConfig(numa_options=value)
     with pytest.raises(ConfigError, match="numa_options="):

@@ -1,4 +1,4 @@
-"""What the kernel tells of a machine, read from a tree of files like sysfs."""
+"""Kernel's description of a machine, read from a tree of files like sysfs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_cpu_that_is_off_is_left_out(tree: Path, tmp_path: Path) -> None:
     assert {17} == topology.cores[17]
 
 
-def test_a_gpu_whose_node_is_not_told_is_refused_by_the_files_name(tree: Path) -> None:
+def test_gpu_without_a_reported_node_is_refused_with_the_file_name(tree: Path) -> None:
     with pytest.raises(
         BindingError, match=r"0000:ff:00.0/numa_node cannot be read, or does not contain the NUMA node of a GPU"
     ):

@@ -36,7 +36,7 @@ def told(edits: Edits, caplog: pytest.LogCaptureFixture) -> bool:
     return any("of_this_project changed on disk" in each.getMessage() for each in caplog.records)
 
 
-def test_a_module_that_was_edited_before_anybody_asked_is_told_once(
+def test_module_edited_before_the_first_check_is_reported_once(
     module: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit(Path(str(module.__file__)), 2)
@@ -45,13 +45,13 @@ def test_a_module_that_was_edited_before_anybody_asked_is_told_once(
     assert [told(edits, caplog), told(edits, caplog)] == [True, False]
 
 
-def test_a_module_that_is_as_it_was_is_not_told(module: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_unchanged_module_is_not_reported(module: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     edits = Edits()
 
     assert [told(edits, caplog), told(edits, caplog)] == [False, False]
 
 
-def test_an_edit_between_two_looks_is_told_unless_the_module_was_reloaded(
+def test_edit_between_two_checks_is_reported_unless_module_reloaded(
     module: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     edits = Edits()
@@ -64,7 +64,7 @@ def test_an_edit_between_two_looks_is_told_unless_the_module_was_reloaded(
     assert (found, told(edits, caplog)) == (True, False)
 
 
-def test_old_bytecode_tells_nothing_where_none_is_written(
+def test_old_bytecode_is_ignored_if_bytecode_writing_is_off(
     module: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

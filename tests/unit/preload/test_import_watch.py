@@ -15,7 +15,7 @@ START = ("/src/elasticlib/workers/child/_child.py", "_run_main")
 
 
 def stacks(*frames: tuple[str, str]) -> str:
-    """What the fault handler writes of a thread with *frames*, the outermost first."""
+    """Return the fault handler's text for a thread with *frames*, the outermost first."""
     lines = [f'  File "{file}", line 7 in {function}' for file, function in reversed(frames)]
     return "\n".join(["Current thread 0x00007f3c (most recent call first):", *lines, ""])
 
@@ -74,7 +74,7 @@ def restart(preload: tuple[str, ...] = ("torch",)) -> ImportWatch:
     return watch
 
 
-def test_a_restarted_worker_is_asked_until_it_is_at_no_import() -> None:
+def test_restarted_worker_is_queried_until_no_import_is_running() -> None:
     watch = restart()
     times = asked(watch, 20.0, [LIBRARY, LIBRARY, stacks(START, SCRIPT), LIBRARY])
 
@@ -109,7 +109,7 @@ def test_the_first_start_is_not_watched_nor_a_restart_without_preload() -> None:
     assert first.advice() is None
 
 
-def test_an_answer_that_came_after_the_next_start_is_not_counted() -> None:
+def test_answer_that_arrives_after_the_next_start_is_not_counted() -> None:
     watch = restart()
     watch.tend(list, 20.0 + FIRST)
     watch.begin(("torch",), 30.0)
@@ -119,7 +119,7 @@ def test_an_answer_that_came_after_the_next_start_is_not_counted() -> None:
     assert FIRST == watch.due_in(30.0)
 
 
-def test_a_worker_that_is_being_stopped_is_not_asked() -> None:
+def test_worker_that_is_being_stopped_is_not_queried() -> None:
     watch = restart()
     watch.rest()
 

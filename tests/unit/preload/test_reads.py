@@ -106,7 +106,7 @@ def test_while_reads_are_unknown_all_other_variables_matter(name: str) -> None:
         assert not serves(reads, GIVEN, {**GIVEN, "ELASTICLIB_TEST": "1"})
 
 
-def test_of_a_fork_server_that_says_nothing_of_its_reads_all_matters() -> None:
+def test_all_variables_matter_if_fork_server_reports_no_reads() -> None:
     assert None is Reads.of_message({"op": "ready"}, ("torch",))
 
 

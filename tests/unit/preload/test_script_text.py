@@ -1,4 +1,4 @@
-"""What the text of an entry point says of its imports and variables, and what is imported ahead for it."""
+"""Imports and variables in an entry point's text, and the modules imported ahead for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAINING = (TORCH, OPTIMIZER)
 
 
 def chosen(source: str, folder: Path) -> tuple[str, ...]:
-    """What is imported ahead for a script with that *source*."""
+    """Return the modules that are imported ahead for a script with that *source*."""
     (folder / "script.py").write_text(source)
     return _chosen_modules.of_script(str(folder / "script.py")).modules
 
@@ -82,7 +82,9 @@ def test_a_script_of_python_and_its_own_files_alone_waits_for_no_import(source: 
         ("import torch\n@torch.compile\ndef f(): pass", (*TRAINING, COMPILER)),
     ],
 )
-def test_what_a_script_mentions_is_imported_ahead(source: str, expected: tuple[str, ...], project: Path) -> None:
+def test_modules_that_a_script_mentions_are_imported_ahead(
+    source: str, expected: tuple[str, ...], project: Path
+) -> None:
     assert expected == chosen(source, project)
 
 
@@ -93,7 +95,7 @@ def test_a_file_of_the_projects_own_hides_the_installed_one(tmp_path: Path) -> N
     assert () == chosen("import torch\n", tmp_path)
 
 
-def test_what_cannot_be_read_in_short_time_may_import_torch(tmp_path: Path) -> None:
+def test_script_that_cannot_be_read_quickly_may_import_torch(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("# " + "x" * (1 << 20))
     for number in range(120):
         (tmp_path / f"chain{number}.py").write_text(f"import chain{number + 1}\n")
@@ -225,7 +227,7 @@ captures, bound, instance, partial = outer(1), Trainer().method, Trainer(), func
 
 
 def needs_nothing(name: str, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """What is said of the object *name* in a file of that *source*, in a program without torch."""
+    """Return whether *name* in *source* needs no import ahead, in a program without torch."""
     path = folder / "calls.py"
     path.write_text(source)
     namespace: dict[str, object] = {"__name__": "calls"}

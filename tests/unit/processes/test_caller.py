@@ -37,7 +37,7 @@ _BEGINNING = Surroundings(nice=5, oom_score_adj=100, limits=[(_FILES, (64, 1000)
     ],
     ids=str,
 )
-def test_what_needs_no_privilege_can_follow(change: dict[str, Any], can: bool) -> None:
+def test_settings_can_be_taken_over_only_if_they_need_no_privilege(change: dict[str, Any], can: bool) -> None:
     assert can == replace(_BEGINNING, **change).can_follow(_BEGINNING)
 
 
@@ -71,7 +71,7 @@ def test_a_policy_that_children_do_not_get_is_not_the_workers() -> None:
     assert (os.SCHED_BATCH, 0) == (found.policy, found.priority)
 
 
-def test_it_comes_over_a_channel_as_it_was() -> None:
+def test_surroundings_are_unchanged_after_sending_over_a_channel() -> None:
     sent = Surroundings.now()
 
     found = Surroundings.of(json.loads(json.dumps(sent.plain())))
@@ -104,7 +104,7 @@ def test_a_thread_has_credentials_of_its_own() -> None:
     assert before == CallerIdentity.now()
 
 
-def test_without_proc_it_is_told_by_what_the_system_itself_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_is_identified_by_system_calls_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden(path: object, *_: object, **__: object) -> str:
         raise PermissionError(path)
 

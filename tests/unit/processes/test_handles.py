@@ -109,7 +109,7 @@ def test_closed_handle_has_no_descriptor_and_closes_again() -> None:
     os.waitpid(pid, 0)
 
 
-def test_nobody_can_be_held_who_is_gone() -> None:
+def test_handle_of_a_reaped_process_raises_process_lookup_error() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
 
@@ -125,7 +125,7 @@ print(child.wait(), flush=True)
 """
 
 
-def test_process_that_is_no_child_gets_the_signal_and_no_other(start: Start) -> None:
+def test_only_the_process_gets_the_signal_even_if_not_a_child(start: Start) -> None:
     program = start(GRANDPARENT)
     handle = processes.handle_of(int(line_of(program)))
 
@@ -294,7 +294,7 @@ def test_parents_end_is_seen_by_its_child_and_by_what_that_forked(start: Start, 
 
 
 @pytest.mark.parametrize("refusal", [""], indirect=True)
-def test_kernel_is_asked_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_support_is_tested_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
@@ -305,7 +305,7 @@ def test_kernel_is_asked_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("refusal", [""], indirect=True)
-def test_lack_of_descriptors_says_nothing_about_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_descriptors_does_not_count_as_missing_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(24, "Too many open files")
 

@@ -101,7 +101,7 @@ def test_a_report_is_found_in_several_files() -> None:
 
 
 @hard_limit()
-def test_what_workers_get_is_found_by_its_name() -> None:
+def test_content_passed_to_workers_is_found_by_its_name() -> None:
     memories = descriptors_of_memories({"function": CONTENT, "definitions": b"short"})
 
     with files(list(memories.values())):

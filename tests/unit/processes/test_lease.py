@@ -30,13 +30,13 @@ def test_another_process_sees_how_it_is_renewed(lease: Lease) -> None:
     other.close()
 
 
-def test_what_is_no_moment_ends_nothing(lease: Lease) -> None:
+def test_invalid_time_does_not_end_the_lease(lease: Lease) -> None:
     lease.renew(math.nan)
 
     assert math.inf == lease.ends_at()
 
 
-def test_it_may_be_closed_twice(lease: Lease) -> None:
+def test_lease_can_be_closed_twice(lease: Lease) -> None:
     number = lease.fileno()
     lease.close()
     lease.close()

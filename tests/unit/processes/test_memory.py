@@ -102,7 +102,7 @@ def test_no_folder_at_all_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
         _memory_files._unlisted_file()
 
 
-def test_kernel_is_asked_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_support_is_tested_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 

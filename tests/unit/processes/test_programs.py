@@ -67,7 +67,7 @@ def test_a_process_that_does_not_end_in_time_is_killed() -> None:
         os.kill(pid, 0)
 
 
-def test_a_process_that_somebody_else_has_reaped_is_no_error() -> None:
+def test_process_reaped_elsewhere_raises_no_error() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     child = ChildProcess(pid)
     os.waitpid(pid, 0)
@@ -98,7 +98,7 @@ def test_a_stopped_process_is_woken_to_end() -> None:
     os.close(watched)
 
 
-def test_whoever_has_the_number_of_a_process_that_is_gone_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_process_with_the_number_of_an_ended_one_gets_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes by number: a signal to one that is held, or was, is no kill of anybody."""
     monkeypatch.setattr(os, "kill", lambda pid, signum: pytest.fail(f"{pid} was signalled by its number"))
     pid = os.posix_spawn("/bin/true", ["true"], {})
@@ -115,7 +115,7 @@ def test_whoever_has_the_number_of_a_process_that_is_gone_is_not_signalled(monke
 
 
 def said_by(script: str) -> str:
-    """What a program of its own prints, without an error."""
+    """Return the output of *script*, run as a separate program that writes no error."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -42,7 +42,7 @@ def of(pid: int, members: list[tuple[int, int, str]]) -> list[tuple[int, int, st
     return [member for member in members if member[0] == pid]
 
 
-def test_a_child_is_a_descendant_whatever_its_program_is_called(sleeper: Sleeper, tmp_path: Path) -> None:
+def test_child_is_a_descendant_with_any_program_name(sleeper: Sleeper, tmp_path: Path) -> None:
     odd = tmp_path / "x) R 1 (y"
     odd.symlink_to(shutil.which("sleep") or "sleep")
 
@@ -53,7 +53,7 @@ def test_a_child_is_a_descendant_whatever_its_program_is_called(sleeper: Sleeper
     assert state in "RSD"
 
 
-def test_whoever_is_spared_is_left_out(sleeper: Sleeper) -> None:
+def test_spared_process_is_left_out(sleeper: Sleeper) -> None:
     one, other = sleeper(), sleeper()
 
     members = _reaper.descendants(os.getpid(), spare={one})
@@ -66,7 +66,7 @@ def test_a_process_without_children_has_no_family(sleeper: Sleeper) -> None:
     assert _reaper.descendants(sleeper()) == []
 
 
-def test_a_signal_to_nobody_is_no_error() -> None:
+def test_signal_to_an_ended_process_raises_no_error() -> None:
     gone = os.posix_spawn("/bin/true", ["true"], {})
     handle = processes.handle_of(gone)
     os.waitpid(gone, 0)
@@ -102,7 +102,7 @@ def test_a_process_that_runs_has_not_begun_to_end(sleeper: Sleeper) -> None:
     assert not _reaper.is_ending(sleeper())
 
 
-def test_a_zombie_and_a_process_that_is_gone_have_ended() -> None:
+def test_zombie_and_missing_process_count_as_ended() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     zombie = _reaper.is_ending(pid)
@@ -231,7 +231,7 @@ def test_only_trackers_and_managers_remove_shared_memory(sleeper: Sleeper, tmp_p
 
 
 @pytest.mark.parametrize(("looks", "is_one"), [(0, True), (3, True), (1000, False)])
-def test_what_removes_memory_is_known_past_a_short_uninterruptible_sleep(
+def test_memory_cleaner_is_found_after_a_short_uninterruptible_sleep(
     looks: int, is_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page fault is one; the command of a process that stays there must not be read."""
@@ -274,7 +274,7 @@ subprocess.run([sys.executable, "-S", sys.argv[1], str(os.getpid()), "/no/such/p
 
 
 @pytest.mark.slow
-def test_a_reaper_says_what_it_cannot_run() -> None:
+def test_reaper_reports_a_program_that_cannot_run() -> None:
     assert (
         run(MISSING, str(_reaper.__file__)).stderr
         == "cannot run /no/such/program: [Errno 2] No such file or directory\n"
@@ -282,7 +282,7 @@ def test_a_reaper_says_what_it_cannot_run() -> None:
 
 
 @pytest.mark.slow
-def test_process_that_dies_with_its_parent_ends_if_that_is_gone() -> None:
+def test_process_that_dies_with_its_parent_ends_if_parent_has_ended() -> None:
     done = run("from elasticlib.processes import die_with_parent; die_with_parent(1); print('alive')")
 
     assert (done.returncode, done.stdout) == (1, "")

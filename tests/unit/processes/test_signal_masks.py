@@ -38,7 +38,7 @@ def test_handlers_of_python_and_of_c_count(prepare: Callable[[], Any], found: tu
     assert found == (catches(os.getpid(), SIGNUM), ignores(os.getpid(), SIGNUM), has_default_action(SIGNUM))
 
 
-def test_a_process_that_is_gone_handles_nothing() -> None:
+def test_ended_process_handles_no_signals() -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -61,7 +61,7 @@ JSON = st.recursive(
 @given(messages=st.lists(st.dictionaries(st.text(), JSON, max_size=4), min_size=1, max_size=4))
 @example(messages=[{"path": os.fsdecode(b"/data/\xff\xfe, a name of no encoding")}])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_frames_arrive_in_their_order_whatever_they_hold(pair: Pair, messages: list[Message]) -> None:
+def test_frames_with_any_content_arrive_in_order(pair: Pair, messages: list[Message]) -> None:
     ours, theirs = pair
 
     assert all([ours.send(message) for message in messages])
@@ -121,7 +121,7 @@ def test_a_frame_larger_than_the_sockets_buffer_arrives(pair: Pair) -> None:
     assert received == (message, [])
 
 
-def test_a_frame_that_comes_byte_by_byte_is_put_together(raw: tuple[socket.socket, Channel]) -> None:
+def test_frame_that_arrives_byte_by_byte_is_assembled(raw: tuple[socket.socket, Channel]) -> None:
     bare, channel = raw
 
     def dribble() -> None:
@@ -137,9 +137,7 @@ def test_a_frame_that_comes_byte_by_byte_is_put_together(raw: tuple[socket.socke
 
 
 @pytest.mark.parametrize("length", [0, 3, 8, 12])
-def test_a_peer_that_goes_away_within_a_frame_is_an_end_of_file(
-    raw: tuple[socket.socket, Channel], length: int
-) -> None:
+def test_peer_that_closes_within_a_frame_is_an_end_of_file(raw: tuple[socket.socket, Channel], length: int) -> None:
     bare, channel = raw
     bare.sendall(frame({"op": "ready"})[:length])
     bare.close()
@@ -150,7 +148,7 @@ def test_a_peer_that_goes_away_within_a_frame_is_an_end_of_file(
 @given(strange)
 @example(b"1")
 @example(b"\xff")
-def test_what_is_no_frame_is_an_end_of_file_and_all_that_follows_is(content: bytes) -> None:
+def test_invalid_frame_and_all_that_follows_are_an_end_of_file(content: bytes) -> None:
     bare, other = socket.socketpair()
     channel = Channel(other)
     bare.sendall(struct.pack("!II", len(content), 0) + content + frame({"op": "ready"}))
@@ -189,14 +187,14 @@ def test_frames_that_were_sent_before_the_end_are_still_received(pair: Pair) -> 
     assert received == [({"op": "exited"}, []), None]
 
 
-def test_sending_to_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
+def test_sending_to_a_closed_peer_raises_no_error(pair: Pair) -> None:
     ours, theirs = pair
     theirs.close()
 
     assert ours.send({"op": "stop"}) is False
 
 
-def test_a_peer_that_goes_away_with_frames_unread_is_an_end_of_file(pair: Pair) -> None:
+def test_peer_that_closes_with_unread_frames_is_an_end_of_file(pair: Pair) -> None:
     ours, theirs = pair
     ours.send({"op": "stop"})
     theirs.close()
@@ -222,7 +220,7 @@ def full() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_soft_limit_of_open_files_is_no_limit_for_a_frame(pair: Pair, full: int) -> None:
+def test_soft_limit_of_open_files_does_not_limit_a_frame(pair: Pair, full: int) -> None:
     ours, theirs = pair
     ours.send({"op": "exited"}, (0, 1, 2))
 
@@ -255,7 +253,7 @@ def test_a_limit_that_the_program_sets_meanwhile_stays(full: int) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == full + 1
 
 
-def test_where_there_is_room_no_limit_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_limit_is_changed_if_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: pytest.fail("a limit was set"))
 
     with room_for_descriptors(8):
@@ -286,7 +284,7 @@ def test_only_what_is_readable_is_found(pair: Pair) -> None:
     assert wait_readable([ours], 0) == set()
 
 
-def test_a_peer_that_is_gone_is_readable(pair: Pair) -> None:
+def test_closed_peer_is_readable(pair: Pair) -> None:
     ours, theirs = pair
     theirs.close()
 

@@ -104,7 +104,7 @@ def test_call_from_a_folder_that_was_removed_is_sent(tmp_path: Path, monkeypatch
     assert train is _call.unpack_call(_call.pack_call(LaunchConfig(), train, (), {})).entrypoint
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_argument_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(PicklingError, match="argument"):
         _call.pack_call(LaunchConfig(), train, ((each for each in ()),), {})
 
@@ -240,7 +240,7 @@ def first_of(values: Any) -> Any:
         ({}, 3, "entrypoint=3, a int, is not a callable"),
     ],
 )
-def test_call_that_no_machine_could_run_is_refused_before_one_is_asked(
+def test_call_that_no_machine_can_run_is_refused_before_any_request(
     settings: dict[str, Any], entrypoint: Any, message: str
 ) -> None:
     launch = elastic_launch(LaunchConfig(**settings), entrypoint, on=Untouched())  # type: ignore[arg-type]

@@ -61,12 +61,12 @@ def test_a_report_arrives_as_it_was_sent(loss: float) -> None:
         (report(0), report(0, "stopping"), True),
     ],
 )
-def test_time_alone_is_no_news(before: NodeReport | None, after: NodeReport, is_news: bool) -> None:
+def test_report_with_only_a_later_time_is_not_news(before: NodeReport | None, after: NodeReport, is_news: bool) -> None:
     assert is_news == after.is_news_after(before)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"ranks": 1}', b'{"ranks": [{}]}', b'{"state": "running"}'])
-def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_report_are_refused(data: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         NodeReport.unpacked(data)
 
@@ -198,7 +198,7 @@ def test_stacks_without_an_answer_are_a_timeout(workers: WorkersOfNodes) -> None
         workers.stacks(0.01)
 
 
-def test_output_is_asked_of_the_node_of_the_rank(workers: WorkersOfNodes, inbox: Inbox) -> None:
+def test_output_is_requested_from_the_node_of_the_rank(workers: WorkersOfNodes, inbox: Inbox) -> None:
     workers.note_report(0, report(0).packed())
     workers.note_report(1, report(1).packed())
     found = asked(lambda: workers.logs(1))

@@ -83,7 +83,7 @@ def test_in_a_hurry_no_more_is_kept_than_a_bound(queue: OutputQueue, stream: Str
     assert len(stream.taken) <= _output_queue._MOST_WAITING + 1
 
 
-def test_a_caller_that_loses_patience_is_not_held_by_the_stream(queue: OutputQueue) -> None:
+def test_stream_does_not_block_a_caller_that_stops_waiting(queue: OutputQueue) -> None:
     queue.add(b"x")
     answers = iter([False, True])
 

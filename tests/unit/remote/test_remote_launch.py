@@ -188,7 +188,7 @@ def test_agent_that_sends_nothing_after_its_begin_is_replaced(
     assert ["agent 1 has sent nothing for 1 s since its node was to begin; the job goes on"] == caplog.messages
 
 
-def test_without_a_thread_for_the_output_no_machine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_machine_is_requested_without_a_thread_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> threading.Thread:
         raise StartError("can't start new thread")
 
@@ -262,7 +262,7 @@ def test_engine_without_a_number_of_nodes_is_refused(nodes: Any) -> None:
 
 
 @pytest.mark.parametrize("placement", [None, "agents"])
-def test_what_is_no_placement_is_refused(monkeypatch: pytest.MonkeyPatch, placement: Any) -> None:
+def test_invalid_placement_is_refused(monkeypatch: pytest.MonkeyPatch, placement: Any) -> None:
     monkeypatch.setattr(SimulatedEngine, "place", lambda *_: placement)
 
     with pytest.raises(ConfigError, match=rf"returned {placement!r}, which has no method next_event: return an object"):

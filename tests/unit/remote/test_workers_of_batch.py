@@ -117,7 +117,7 @@ def test_reports_stay_after_the_folder_is_removed(folder: BatchFolder, is_over: 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 40, b"[]", b'{"ranks": []}', b'{"ranks": 3}', evolve(report(0)).packed()])
 @pytest.mark.parametrize("has_code", [False, True])
-def test_bytes_of_others_are_no_reports(folder: BatchFolder, data: bytes, has_code: bool) -> None:
+def test_bytes_of_other_programs_are_ignored(folder: BatchFolder, data: bytes, has_code: bool) -> None:
     name = report_name(0, 0)
     folder.write_text(name, data.decode("latin-1"))
     if has_code and data != report(0).packed():

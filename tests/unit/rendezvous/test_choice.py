@@ -77,7 +77,7 @@ def test_a_launch_among_others_gets_a_place_in_a_job(asked: dict[str, Any], back
     assert () == warnings
 
 
-def test_a_job_has_all_that_was_asked_for() -> None:
+def test_job_gets_all_requested_options() -> None:
     made = job(
         **{**C10D, "max_nodes": 4, "min_nodes": 2},
         max_restarts=9,
@@ -147,7 +147,7 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
         ({"local_addr": "node1:29400"}, "local_addr='node1:29400' must be a host's name or address, without a port"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_waits(asked: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_refused_before_anything_waits(asked: dict[str, Any], named: str) -> None:
     """Rows 024 to 026 and 033, and contradictions."""
     with pytest.raises(ValueError, match=named):
         chosen(**asked)
@@ -181,7 +181,7 @@ def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
         ({**STATIC, "rdzv_configs": {"rank": 0}}, "rdzv_configs={'rank': 0} is ignored: node_rank=1"),
     ],
 )
-def test_what_works_otherwise_than_it_looks_is_said(asked: dict[str, Any], named: str) -> None:
+def test_warning_names_an_option_with_an_unexpected_effect(asked: dict[str, Any], named: str) -> None:
     """Rows 027 and 165."""
     (warning,) = chosen(**asked)[1]
 
@@ -193,7 +193,7 @@ def test_nodes_without_an_endpoint_meet_where_torchs_do() -> None:
     assert "localhost:2379" == job(rdzv_backend="etcd-v2").endpoint
 
 
-def test_a_static_job_waits_for_all_its_nodes_whatever_the_least_number_is() -> None:
+def test_static_job_waits_for_all_nodes_whatever_min_nodes_is() -> None:
     assert 2 == job(**{**STATIC, "min_nodes": 1}).min_nodes
 
 

@@ -1,4 +1,4 @@
-"""What a node is called."""
+"""Names of nodes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from elasticlib.rendezvous._names import node_name
 
 
 @pytest.mark.parametrize("host", ["plain", "höst", "\udce9t\x1b[2J\n", "x" * 5000, ""])
-def test_whatever_a_machine_is_called_its_node_has_a_name_that_others_take(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_gets_a_unique_valid_name_from_any_host_name(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=host))
 
     first, second = node_name(), node_name()

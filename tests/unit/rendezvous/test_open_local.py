@@ -45,7 +45,7 @@ def notice(rendezvous: Rendezvous) -> Notice:
     return word
 
 
-def test_it_knows_its_names(rendezvous: Rendezvous) -> None:
+def test_rendezvous_knows_its_run_id_backend_and_node(rendezvous: Rendezvous) -> None:
     assert ("job-1", "c10d", "here") == (rendezvous.run_id, rendezvous.backend, rendezvous.member.node)
 
 
@@ -77,7 +77,7 @@ def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
     assert Final(True, "all 1 nodes succeeded in round 0", round=0) == notice(rendezvous)
 
 
-def test_a_node_restarts_until_the_budget_is_gone(rendezvous: Rendezvous) -> None:
+def test_node_restarts_until_the_budget_is_used_up(rendezvous: Rendezvous) -> None:
     why = (FailureNote(3, 3, 100, 1, "ValueError: x"),)
     heard: list[Notice] = []
     for round in range(2):

@@ -62,7 +62,7 @@ def test_lines_are_headings_frames_or_neither() -> None:
     assert Frame("a.py", 7, "f") == frame_of('  File "a.py", line 7 in f')
 
 
-def test_text_that_is_no_stack_has_no_threads() -> None:
+def test_text_without_a_stack_has_no_threads() -> None:
     assert () == threads_of("Traceback (most recent call last):") == crash_frames("")
 
 

@@ -1,4 +1,4 @@
-"""What a test asks of its ranks."""
+"""Options of a test for its ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_back_ends_that_the_program_has_registered_are_known() -> None:
         ({"ranks": 2}, "ranks=2 is unknown: options are nproc, backend, timeout"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_test_and_the_value(options: dict[str, Any], message: str) -> None:
+def test_refusal_of_an_invalid_option_names_the_test_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MarkError) as info:
         checked_options(WHERE, RankOptions(), options)
 

@@ -1,4 +1,4 @@
-"""Where ranks are that do not end."""
+"""Places of ranks that do not end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_thread_of_the_test_is_the_last_and_others_are_a_line() -> None:
     assert ("loader.py:7 in fetch",) == found.others
 
 
-def test_ranks_at_the_same_place_are_told_together() -> None:
+def test_ranks_at_the_same_place_are_reported_together() -> None:
     lines = describe({0: IN_ALL_REDUCE, 1: SLEEPING, 2: IN_ALL_REDUCE.replace("fff", "eee")})
 
     assert "ranks 0, 2: train.py:12 in the collective all_reduce" == lines[0]
@@ -45,6 +45,6 @@ def test_ranks_at_the_same_place_are_told_together() -> None:
     assert "    another thread: loader.py:7 in fetch" == lines[-1]
 
 
-def test_a_rank_that_tells_nothing_has_its_reason() -> None:
+def test_rank_without_an_answer_has_its_reason() -> None:
     assert "rank 0 at (the process is stopped)" == in_short({0: "(the process is stopped)"})
     assert ["rank 0: (no answer)"] == describe({0: "(no answer)"})

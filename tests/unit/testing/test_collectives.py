@@ -46,7 +46,7 @@ def test_a_rank_reports_its_last_and_pending_collectives_by_group() -> None:
     assert {"0": at(2, Collective(2, "all_reduce", "float32 [4, 1]"), members=(0, 1))} == _collectives.read([group])
 
 
-def test_what_was_called_before_the_test_and_between_two_ranks_is_left_out() -> None:
+def test_calls_before_the_test_and_between_two_ranks_are_left_out() -> None:
     assert [] == summed(entry(1, time_created_ns=49, retired=False), entry(1, "gloo:send", is_p2p=True, retired=False))
 
 
@@ -56,11 +56,11 @@ def test_collectives_without_tensors_have_their_name_alone() -> None:
     assert "barrier" == _collectives.read([group])["0"].pending[0].text()
 
 
-def test_a_rank_without_recorders_or_with_empty_ones_tells_nothing() -> None:
+def test_rank_with_no_or_empty_recorders_reports_nothing() -> None:
     assert [] == _collectives.summary([], 0, {}) == _collectives.summary([b"{}"], 0, {})
 
 
-def test_different_collectives_are_told_with_their_ranks() -> None:
+def test_different_collectives_are_reported_with_their_ranks() -> None:
     other = Collective(2, "broadcast", "float32 [1]")
 
     assert describe(at(2, SUM), at(2, other), at(2, SUM)) == [
@@ -69,7 +69,7 @@ def test_different_collectives_are_told_with_their_ranks() -> None:
     ]
 
 
-def test_different_sizes_are_told_where_they_must_be_the_same() -> None:
+def test_different_sizes_are_reported_where_they_must_be_the_same() -> None:
     larger = Collective(2, "all_reduce", "float32 [5]")
     scattered = Collective(2, "scatter", ""), Collective(2, "scatter", "float32 [4], float32 [4]")
 
@@ -80,7 +80,7 @@ def test_different_sizes_are_told_where_they_must_be_the_same() -> None:
     assert "differs" not in describe(at(2, scattered[0]), at(2, scattered[1]))[0]
 
 
-def test_who_has_not_come_is_told_with_what_it_has_called() -> None:
+def test_missing_rank_is_reported_with_how_much_it_has_called() -> None:
     assert describe(at(2, SUM), at(1), None) == [
         "In the default process group rank 0 waits in collective 2, all_reduce of float32 [4], which not "
         "all ranks have joined: rank 1 has called 1 so far, and rank 2 has called none so far."
@@ -100,10 +100,10 @@ def test_of_a_group_of_some_ranks_no_other_one_is_missed() -> None:
     ]
 
 
-def test_nothing_is_said_where_nobody_waits_in_a_collective() -> None:
+def test_nothing_is_reported_if_no_rank_waits_in_a_collective() -> None:
     assert [] == describe(at(2), None) == describe()
 
 
 @given(values | strange)
-def test_what_a_rank_tells_may_be_anything(content: object) -> None:
+def test_any_report_of_a_rank_can_be_described(content: object) -> None:
     describe(*(_collectives.read(each).get("0") for each in (content, [content])))

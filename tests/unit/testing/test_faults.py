@@ -100,7 +100,7 @@ def test_a_plan_holds_faults_only() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_plan_is_refused(text: str) -> None:
+def test_invalid_fault_plan_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="a fault plan cannot be read"):
         FaultPlan.from_json(text)
 

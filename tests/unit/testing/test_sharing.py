@@ -21,15 +21,15 @@ def test_one_process_has_them_all_and_waits_for_nobody() -> None:
     assert ProcessShare((0, 1, 2, 3), False) == share(4, 2)
 
 
-def test_where_there_are_enough_each_has_its_own() -> None:
+def test_each_process_has_its_own_gpus_if_there_are_enough() -> None:
     assert ProcessShare((2, 3), False) == share(4, 2, 1, 2)
 
 
-def test_where_there_are_too_few_all_take_turns() -> None:
+def test_all_processes_take_turns_if_there_are_too_few_gpus() -> None:
     assert ProcessShare((0, 1), True) == share(2, 2, 1, 2)
 
 
-def test_the_place_is_what_xdist_tells() -> None:
+def test_place_is_read_from_the_xdist_variables() -> None:
     assert (1, 4) == place({"PYTEST_XDIST_WORKER": "gw1", "PYTEST_XDIST_WORKER_COUNT": "4"})
     assert (0, 1) == place({})
     assert (0, 1) == place({"PYTEST_XDIST_WORKER": "master", "PYTEST_XDIST_WORKER_COUNT": "x"})

@@ -1,4 +1,4 @@
-"""What a test leaves to the next one is named, each kind of it; what goes, or is a library's, is not."""
+"""State that a test leaves behind: each kind is named, unless it is undone or a library's."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
     assert after == ()
 
 
-def test_what_differs_around_an_import_is_not_the_tests() -> None:
+def test_changes_made_by_an_import_are_not_attributed_to_the_test() -> None:
     before = _process_state.look()
     with VARIABLE(), pipe():
         earlier = _process_state.look()
@@ -268,7 +268,7 @@ def test_what_differs_around_an_import_is_not_the_tests() -> None:
     assert [each.partition(":")[0] for each in found] == ["changed the environment", "left 2 open descriptors (pipe"]
 
 
-def test_what_torch_tells_counts_from_where_torch_is_known() -> None:
+def test_torch_state_counts_from_the_moment_torch_is_loaded() -> None:
     with_torch = _process_state.look()
     without = {name: value for name, value in with_torch.items() if "torch" not in name and "auto" not in name}
 

@@ -85,7 +85,7 @@ def test_a_timer_is_released_when_the_block_raises() -> None:
     assert ["a"] == client.released
 
 
-def test_it_decorates_a_function_each_call_of_which_has_a_timer() -> None:
+def test_decorated_function_has_a_timer_for_each_call() -> None:
     client = Client()
 
     @timer.expires(after=5, scope="work", client=client)
@@ -97,7 +97,7 @@ def test_it_decorates_a_function_each_call_of_which_has_a_timer() -> None:
 
 
 @pytest.mark.parametrize("after", [math.nan, "5", None, 10**400])
-def test_what_is_no_number_of_seconds_is_refused(after: object) -> None:
+def test_invalid_number_of_seconds_is_refused(after: object) -> None:
     with pytest.raises(ConfigError, match=r"after=.* must be a number of seconds"):
         timer.expires(after=after)  # type: ignore[arg-type]
 

@@ -71,12 +71,12 @@ def test_a_path_where_no_pipe_can_be_made_is_refused(bad: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), "1", True])
-def test_an_interval_that_is_no_time_is_refused(path: str, bad: Any) -> None:
+def test_invalid_interval_is_refused(path: str, bad: Any) -> None:
     with pytest.raises(ConfigError, match=r"max_interval=.* must be a finite number of seconds, 0 or more"):
         FileTimerServer(path, "job", max_interval=bad)
 
 
-def test_start_and_stop_are_told_and_leave_no_pipe(make: Make, told: Told, path: str) -> None:
+def test_start_and_stop_are_reported_and_leave_no_pipe(make: Make, told: Told, path: str) -> None:
     server = make()
 
     server.start()
@@ -98,7 +98,7 @@ def test_a_server_that_sleeps_stops_at_once(make: Make) -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_a_second_start_has_no_effect_and_is_said(make: Make, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_start_has_no_effect_and_is_logged(make: Make, told: Told, caplog: pytest.LogCaptureFixture) -> None:
     server = make()
     server.start()
 
@@ -172,7 +172,7 @@ def test_a_released_timer_does_not_expire(make: Make, told: Told, path: str) -> 
     assert ["b"] == [timer.scope_id for timer in server.get_expired_timers(time.time() + 2000)[os.getpid()]]
 
 
-def test_what_waits_in_the_pipe_is_dealt_with_before_run_once_returns(make: Make, told: Told, path: str) -> None:
+def test_requests_in_the_pipe_are_handled_before_run_once_returns(make: Make, told: Told, path: str) -> None:
     server = make(max_interval=60)
     server.start()
     client = FileTimerClient(path, signal=0)
@@ -204,7 +204,7 @@ def test_what_waits_in_the_pipe_is_dealt_with_before_run_once_returns(make: Make
         b"[" * 30_000,
     ],
 )
-def test_a_line_that_is_no_request_costs_no_other_timer(
+def test_invalid_request_line_does_not_affect_other_timers(
     make: Make, told: Told, path: str, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make()
@@ -240,7 +240,7 @@ def test_any_line_of_a_worker_is_a_valid_request_or_refused(line: bytes) -> None
     assert 1 < request.worker_pid < 2**31
 
 
-def test_many_lines_that_are_no_requests_are_told_by_a_few(
+def test_many_invalid_lines_are_logged_only_a_few_times(
     make: Make, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make()
@@ -303,7 +303,7 @@ def test_a_request_is_one_json_line_as_torchs_servers_read_it(path: str) -> None
 
 
 @pytest.mark.parametrize("there", ["nothing", "a file", "a pipe that nobody reads"])
-def test_without_a_server_the_client_fails_soon_and_says_how_to_get_one(
+def test_client_without_server_fails_soon_and_states_how_to_get_one(
     path: str, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fifo, "_PAUSE", 0.0)
@@ -336,7 +336,7 @@ def pid() -> Iterator[int]:
 
 
 def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
-    """Have every signal go to *send*."""
+    """Replace each way to send a signal by *send*."""
     monkeypatch.setattr(signal, "pidfd_send_signal", send)
     monkeypatch.setattr(os, "kill", send)
 
@@ -391,7 +391,7 @@ def test_a_process_that_can_be_signalled_at_last_is(
 @pytest.mark.parametrize(
     ("error", "running"), [(None, True), (PermissionError, True), (ProcessLookupError, False), (OverflowError, False)]
 )
-def test_a_process_is_there_unless_the_kernel_says_that_it_is_not(
+def test_process_counts_as_running_unless_kernel_reports_it_missing(
     error: type[Exception] | None, running: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by /proc, which may hide it from this user, or be missing."""

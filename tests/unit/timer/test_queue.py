@@ -63,7 +63,7 @@ def pipe() -> Iterator[Any]:
     made.join_thread()
 
 
-def test_requests_come_out_as_they_went_in(pipe: Any) -> None:
+def test_requests_leave_the_queue_as_they_entered(pipe: Any) -> None:
     requests = MultiprocessingRequestQueue(pipe)
     client = LocalTimerClient(pipe)
 
@@ -74,7 +74,7 @@ def test_requests_come_out_as_they_went_in(pipe: Any) -> None:
     assert (0, []) == (requests.size(), requests.get(1, 0.01))
 
 
-def test_no_more_than_asked_for_are_taken(pipe: Any) -> None:
+def test_get_takes_no_more_requests_than_requested(pipe: Any) -> None:
     client, requests = LocalTimerClient(pipe), MultiprocessingRequestQueue(pipe)
     for number in range(3):
         client.acquire(str(number), 5.0)
@@ -101,7 +101,7 @@ def test_an_overdue_worker_is_reaped_in_spite_of_a_long_sleep(pipe: Any) -> None
     assert ("worker", set()) == (reaped, server.ledger.workers())
 
 
-def test_what_is_no_request_costs_no_other_timer(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_request_does_not_affect_other_timers(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(MultiprocessingRequestQueue(pipe))
     for deadline in (10**400, "5", float("nan"), None):
         pipe.put(TimerRequest("other", "a", deadline))  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def test_a_server_that_was_stopped_can_be_started_again(pipe: Any) -> None:
 
 
 def test_after_a_new_start_a_server_sleeps_again(pipe: Any) -> None:
-    """What woke it for its stop is used up."""
+    """The wake-up for the earlier stop is used up."""
     requests = MultiprocessingRequestQueue(pipe)
     requests.interrupt()
     requests.get(1, LIMIT)
@@ -175,7 +175,7 @@ def test_after_a_new_start_a_server_sleeps_again(pipe: Any) -> None:
     assert time.monotonic() - begun >= 0.05
 
 
-def test_a_second_start_has_no_effect_and_is_said(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_start_has_no_effect_and_is_logged(pipe: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = LocalTimerServer(pipe)
     server.start()
     first = server._thread
@@ -195,7 +195,7 @@ def test_an_interval_of_0_is_the_shortest_there_is(pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("interval", [-1, float("inf"), "1", True])
-def test_an_interval_that_is_no_time_is_refused(pipe: Any, interval: Any) -> None:
+def test_invalid_interval_is_refused(pipe: Any, interval: Any) -> None:
     with pytest.raises(ConfigError, match=r"max_interval=.* must be a finite number of seconds, 0 or more"):
         LocalTimerServer(pipe, max_interval=interval)
 

@@ -45,7 +45,7 @@ def test_a_second_timer_of_the_same_name_takes_the_firsts_place() -> None:
     assert {} == timers.expired(4.0)
 
 
-def test_expired_timers_of_a_worker_come_by_age() -> None:
+def test_expired_timers_of_a_worker_are_sorted_by_age() -> None:
     timers = ledger(TimerRequest(7, "late", 3.0), TimerRequest(7, "early", 1.0))
 
     assert ["early", "late"] == [timer.scope_id for timer in timers.expired(5.0)[7]]
@@ -72,7 +72,7 @@ def test_a_server_sleeps_until_the_first_deadline_or_its_longest_sleep(
 
 
 @pytest.mark.parametrize(("longest", "expected"), [(30.0, 1.0), (0.5, 0.5)])
-def test_what_is_still_overdue_after_a_look_does_not_make_the_server_spin(longest: float, expected: float) -> None:
+def test_timer_still_overdue_after_a_look_does_not_make_server_spin(longest: float, expected: float) -> None:
     assert expected == poll_timeout([TimerRequest(7, "a", 99.0)], 100.0, longest)
 
 

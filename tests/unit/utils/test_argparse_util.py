@@ -20,7 +20,7 @@ def parsed(*arguments: str, **option: Any) -> Any:
     ("variable", "arguments", "expected"),
     [(None, (), "built-in"), ("env", (), "env"), ("env", ("-f", "line"), "line"), ("", (), "")],
 )
-def test_the_command_line_goes_before_the_environment_before_the_default(
+def test_command_line_overrides_environment_which_overrides_default(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, arguments: tuple[str, ...], expected: str
 ) -> None:
     if variable is not None:
@@ -43,7 +43,7 @@ def test_a_value_from_the_environment_is_not_required_on_the_command_line(monkey
     assert "env" == parsed(action=env, required=True)
 
 
-def test_a_value_from_the_environment_that_is_no_choice_is_taken_aloud(
+def test_environment_value_that_is_not_a_choice_is_used_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PET_FOO_BAR", "3")
@@ -68,7 +68,7 @@ def test_a_flag_is_on_by_the_command_line_or_by_a_number(
 
 
 @pytest.mark.parametrize("text", ["true", "", "yes"])
-def test_a_flag_is_no_word(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_flag_variable_with_a_text_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PET_FOO_BAR", text)
 
     with pytest.raises(ValueError, match=f"PET_FOO_BAR='{text}' is neither 1"):

@@ -48,13 +48,13 @@ def test_a_copy_with_nothing_replaced_is_equal_and_another(each: Any) -> None:
 
 
 @pytest.mark.parametrize("each", ALL, ids=lambda each: type(each).__name__)
-def test_what_else_is_done_with_a_value_is_done_as_before(each: Any) -> None:
+def test_pickling_copying_and_printing_of_values_are_unchanged(each: Any) -> None:
     assert pickle.loads(pickle.dumps(each)) == copy.deepcopy(each) == each
     assert pprint.pformat(each, width=10_000) == repr(each)
     assert not hasattr(each, "__dict__")
 
 
-def test_what_is_replaced_is_there_and_the_rest_is_kept() -> None:
+def test_replace_changes_given_fields_and_keeps_the_rest() -> None:
     config = LaunchConfig(max_nodes=4, run_id="a", token="secret", rdzv_configs={"join_timeout": 3})
 
     other = dataclasses.replace(config, run_id="b", rdzv_timeout=7)
@@ -64,7 +64,7 @@ def test_what_is_replaced_is_there_and_the_rest_is_kept() -> None:
     assert config.rdzv_configs == {"join_timeout": 3, "timeout": 900}
 
 
-def test_what_is_replaced_is_checked_and_converted_as_in_a_new_object() -> None:
+def test_replaced_values_are_checked_and_converted_as_in_a_new_object() -> None:
     with pytest.raises(SpecError, match="max_nodes=1 is below min_nodes=2"):
         dataclasses.replace(LaunchConfig(), min_nodes=2)
     with pytest.raises(ConfigError, match="preload=3 must be module names"):
@@ -73,12 +73,12 @@ def test_what_is_replaced_is_checked_and_converted_as_in_a_new_object() -> None:
     assert dataclasses.replace(SPEC, args=["-q"]).args == ("-q",)
 
 
-def test_a_name_that_is_no_field_cannot_be_replaced() -> None:
+def test_replacing_an_unknown_field_raises_type_error() -> None:
     with pytest.raises(TypeError, match="nnodes"):
         dataclasses.replace(LaunchConfig(), nnodes=2)
 
 
-def test_a_dictionary_of_a_result_goes_into_the_failures_and_is_a_copy() -> None:
+def test_dictionary_of_a_result_includes_failures_and_is_a_copy() -> None:
     found = dataclasses.asdict(FAILED)
 
     assert found["failures"][1]["message"] == "m"
@@ -86,7 +86,7 @@ def test_a_dictionary_of_a_result_goes_into_the_failures_and_is_a_copy() -> None
     assert FAILED.return_values == {}
 
 
-def test_fields_tell_their_defaults_as_a_dataclass_does() -> None:
+def test_fields_show_their_defaults_as_in_a_dataclass() -> None:
     by_name = {field.name: field for field in dataclasses.fields(LaunchConfig)}
 
     assert by_name["monitor_interval"].default == 0.1
@@ -133,5 +133,5 @@ def test_a_plain_dataclass_below_looks_at_the_whole_when_it_is_there() -> None:
         mine("trainer", 2, None, team="x")
 
 
-def test_a_class_without_fields_is_no_dataclass() -> None:
+def test_class_without_fields_is_not_a_dataclass() -> None:
     assert not dataclasses.is_dataclass(DataclassView)

@@ -49,7 +49,7 @@ def test_without_ipv6_the_port_is_that_of_all_ipv4_addresses(monkeypatch: pytest
         assert "0.0.0.0" == holder.getsockname()[0]
 
 
-def test_where_no_port_is_free_the_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_states_the_reasons_if_no_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", without(socket.AF_INET6, socket.AF_INET))
 
     with pytest.raises(RuntimeError, match=r"no free port could be bound: ::: .*; 0\.0\.0\.0: "):

@@ -1,4 +1,4 @@
-"""What is refused before any process is started, and what a call becomes."""
+"""Refusals before any process is started, and the set of workers that a call becomes."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "expected", "said"), [([1, 2], (1, 2), 0), (iter("ab"), ("a", "b"), 0), ("ab", ("a", "b"), 1)]
 )
-def test_arguments_are_whatever_can_be_run_through(
+def test_arguments_may_be_any_iterable(
     given: Any, expected: tuple[Any, ...], said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {0: expected} == _context.check_arguments({0: given})
     assert said == len(caplog.records)
 
 
-def test_what_the_caller_gave_is_copied() -> None:
+def test_arguments_of_the_caller_are_copied() -> None:
     args, envs = {1: ("b",), 0: ("a",)}, {1: {"A": "b"}, 0: {"A": "a"}}
 
     context = SubprocessContext("t", "echo", args, envs, NOWHERE)
@@ -99,7 +99,7 @@ def test_what_the_caller_gave_is_copied() -> None:
     assert envs == {1: {"A": "b"}, 0: {"A": "a"}}
 
 
-def test_a_context_tells_where_its_output_will_go(tmp_path: Path) -> None:
+def test_context_shows_where_its_output_will_go(tmp_path: Path) -> None:
     from elasticlib.spec import Std
 
     logs = DefaultLogsSpecs(str(tmp_path), redirects={0: Std.OUT})
@@ -135,11 +135,11 @@ def test_a_set_that_was_not_started_cannot_be_waited_for() -> None:
 
 
 @pytest.mark.parametrize("act", [lambda each: each.close(), lambda each: each.pids()])
-def test_a_set_that_was_not_started_can_be_asked_and_closed(act: Callable[[Any], Any]) -> None:
+def test_set_that_was_not_started_can_be_queried_and_closed(act: Callable[[Any], Any]) -> None:
     assert not act(new())
 
 
-def test_a_set_that_was_not_started_holds_no_descriptor_once_it_is_gone() -> None:
+def test_set_that_was_not_started_leaves_no_descriptor_open() -> None:
     gc.collect()  # what earlier tests left may hold descriptors, and go at any time
     before = os.listdir("/proc/self/fd")
 
@@ -185,7 +185,7 @@ def test_impossible_binding_is_refused_before_anything_starts(
     ],
     ids=ascii,
 )
-def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path: Path, call: dict[str, Any]) -> None:
+def test_prefixes_that_are_not_text_are_refused_before_folder_is_made(tmp_path: Path, call: dict[str, Any]) -> None:
     (named,) = call
     with pytest.raises(ConfigError, match=named):
         start(logs_specs=DefaultLogsSpecs(str(tmp_path)), **call)
@@ -193,7 +193,7 @@ def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_prefix_for_a_missing_rank_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     SubprocessContext("t", "true", {0: ()}, {0: {}}, NOWHERE, {1: "x", 0: "y"})
 
     assert [record.message for record in caplog.records] == [

@@ -1,4 +1,4 @@
-"""How many workers a word means."""
+"""Number of workers for a word, such as ``gpu``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticlib.workers import _devices
     ("asked", "found", "workers"),
     [(3, (0, ""), 3), ("gpu", (2, "cuda"), 2), ("xpu", (4, "xpu"), 4), ("npu", (8, "npu"), 8), ("auto", (8, "npu"), 8)],
 )
-def test_a_word_means_the_devices_of_that_name(
+def test_text_means_the_number_of_devices_of_that_name(
     monkeypatch: pytest.MonkeyPatch, asked: int | str, found: tuple[int, str], workers: int
 ) -> None:
     monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)
@@ -28,7 +28,7 @@ def test_a_word_means_the_devices_of_that_name(
 @pytest.mark.parametrize(
     ("asked", "found"), [("gpu", (0, "")), ("gpu", (2, "xpu")), ("npu", (2, "cuda")), ("foo", (0, ""))]
 )
-def test_a_word_without_devices_is_refused_by_name_with_what_is_here(
+def test_device_name_without_devices_is_refused_with_what_is_here(
     monkeypatch: pytest.MonkeyPatch, asked: str, found: tuple[int, str]
 ) -> None:
     monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)

@@ -33,7 +33,7 @@ PLACE = NodePlace(
 )
 
 
-def test_a_worker_is_told_all_that_torchs_workers_are_told() -> None:
+def test_worker_gets_all_variables_that_torchs_workers_get() -> None:
     assert worker_variables(PLACE, 3, "/logs/attempt_2/3/error.json") == {
         "LOCAL_RANK": "3",
         "RANK": "5",
@@ -78,7 +78,7 @@ def test_two_roles_count_their_ranks_for_themselves() -> None:
 
 
 @pytest.mark.parametrize(("agent_store", "text"), [(True, "True"), (False, "False")])
-def test_who_hosts_the_store_is_said_in_the_words_that_torch_compares(agent_store: bool, text: str) -> None:
+def test_host_of_the_store_is_stated_in_the_text_that_torch_compares(agent_store: bool, text: str) -> None:
     values = worker_variables(replace(PLACE, agent_store=agent_store), 0, "")
 
     assert values["TORCHELASTIC_USE_AGENT_STORE"] == text

@@ -65,7 +65,7 @@ def test_a_code_that_has_no_place_is_warned_of(data: dict[str, Any], caplog: pyt
     assert "inner.json is not a dictionary, so the exit status 7 is not added" in caplog.text
 
 
-def test_a_childs_file_becomes_this_process_own_with_its_code(tmp_path: Path, error_file: Path) -> None:
+def test_childs_error_file_becomes_this_process_own_with_its_code(tmp_path: Path, error_file: Path) -> None:
     get_error_handler().dump_error_file(inner(tmp_path, FOREIGN), -11)
 
     written = json.loads(error_file.read_text())
@@ -132,7 +132,7 @@ class Telling(ErrorHandler):
             raise self.error
 
 
-def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) -> None:
+def test_custom_handler_chooses_where_a_childs_failure_is_written(tmp_path: Path) -> None:
     handler = Telling(path=str(tmp_path / "mine.json"))
 
     def fails() -> None:
@@ -144,7 +144,7 @@ def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) 
     assert json.loads((tmp_path / "mine.json").read_text())["message"]["errorCode"] == 3
 
 
-def test_handler_knows_the_functions_name_and_hears_of_success() -> None:
+def test_handler_gets_the_functions_name_and_records_success() -> None:
     handler = Telling()
 
     def works() -> int:
@@ -183,7 +183,7 @@ def test_a_handler_that_fails_at_success_makes_no_failure_of_the_function() -> N
     assert ["initialize", "record_success"] == [name for name, _ in handler.seen]
 
 
-def test_an_exit_with_status_0_is_no_return() -> None:
+def test_exit_with_status_0_records_no_success() -> None:
     handler = Telling()
 
     def leaves() -> None:

@@ -75,7 +75,7 @@ def test_an_error_file_of_a_worker_that_was_stopped_is_a_failure(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", ["", '{"message": {"mess', "[]", "{}", '{"message": null}'])
-def test_an_error_file_without_a_word_makes_no_failure_of_a_stop(content: str, tmp_path: Path) -> None:
+def test_stop_is_not_a_failure_if_its_error_file_has_no_message(content: str, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(content)
 
@@ -85,7 +85,7 @@ def test_an_error_file_without_a_word_makes_no_failure_of_a_stop(content: str, t
 # What is known of it.
 
 
-def test_a_report_tells_type_message_traceback_and_time() -> None:
+def test_failure_from_a_report_has_type_message_traceback_and_time() -> None:
     failure = describe(evolve(END, report=ERROR))
 
     assert (failure.rank, failure.local_rank, failure.pid, failure.exitcode) == (5, 1, 77, 1)
@@ -150,11 +150,11 @@ ASKED_FOR = 'Current thread 0x1 (most recent call first):\n  File "/home/me/trai
 
 
 @pytest.mark.parametrize("exitcode", [-signal.SIGKILL, -signal.SIGTERM, 1])
-def test_stacks_that_were_asked_for_are_no_traceback_of_a_later_end(exitcode: int) -> None:
+def test_requested_stacks_are_not_the_traceback_of_a_later_end(exitcode: int) -> None:
     assert "" == describe(evolve(END, exitcode=exitcode, faults=ASKED_FOR)).traceback
 
 
-def test_stacks_that_were_asked_for_before_a_crash_are_left_out() -> None:
+def test_stacks_requested_before_a_crash_are_left_out() -> None:
     crash = "Fatal Python error: Segmentation fault\n\n" + ASKED_FOR.replace("line 3", "line 41")
 
     assert crash.strip() == describe(evolve(END, exitcode=-11, faults=ASKED_FOR + crash)).traceback
@@ -212,7 +212,7 @@ def test_crash_during_a_stop_does_not_beat_the_cause() -> None:
 
 
 @pytest.mark.parametrize("exitcode", [-9, 137])
-def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
+def test_explanation_of_a_kill_states_whether_memory_ran_out(exitcode: int) -> None:
     assert "out-of-memory killer ended 2 process" in explain_exit(exitcode, 2)
     assert "counter did not move" in explain_exit(exitcode, 0)
 
@@ -234,7 +234,7 @@ def test_an_end_is_explained(exitcode: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("exitcode", [0, 1, 2, 121, 255, -10])
-def test_an_end_that_says_nothing_is_not_explained(exitcode: int) -> None:
+def test_exit_code_without_a_meaning_is_not_explained(exitcode: int) -> None:
     assert explain_exit(exitcode, 0) == ""
 
 
@@ -278,7 +278,7 @@ def test_the_exception_of_the_worker_is_rebuilt() -> None:
 
 
 def noted(error: BaseException) -> str:
-    """What is shown beside the error."""
+    """Return the text that is shown beside *error*."""
     return "".join(error.__notes__) if sys.version_info >= (3, 11) else str(error.__cause__)
 
 
@@ -304,7 +304,7 @@ def test_an_exception_of_an_unknown_class_keeps_its_name() -> None:
 
 
 @pytest.mark.parametrize("report", [None, Report("result", pickle.dumps(ValueError("a value"))), Report("error", b"")])
-def test_who_raised_nothing_has_no_exception(report: Report | None) -> None:
+def test_worker_that_raised_nothing_has_no_exception(report: Report | None) -> None:
     assert original_exception(evolve(END, report=report)) is None
 
 
@@ -322,7 +322,7 @@ def test_frames_of_the_caller_that_was_forked_are_left_out() -> None:
     assert [head, f"  (elasticlib called the function, which is {_NATIVE})"] == returned.splitlines()
 
 
-def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
+def test_stack_of_only_own_frames_states_what_the_ending_worker_does() -> None:
     """All its frames are left out, and one line stands for them."""
     own = f'  File "{_interpreter_end.__file__}", line 7 in '
     user = '  File "/home/me/train.py", line 3 in work'
@@ -345,7 +345,7 @@ def test_report_of_a_bare_exit_status_names_the_log_files() -> None:
     assert "log files" not in str(ChildFailedError("train", raised))
 
 
-def test_streams_that_go_to_the_null_device_are_no_log_files() -> None:
+def test_streams_sent_to_the_null_device_are_not_log_files() -> None:
     dest = LogsDest(stdouts={1: os.devnull})
 
     assert () == failures_of({1: END}, dest, 0, {1: 2000.0}, 4)[5].log_files

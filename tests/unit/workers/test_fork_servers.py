@@ -118,7 +118,7 @@ def test_fork_server_serves_launches_of_its_kind(shelf: Shelf) -> None:
     assert len(Fake.made) == 1
 
 
-def test_at_most_two_fork_servers_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
+def test_third_fork_server_closes_the_one_unused_longest(shelf: Shelf) -> None:
     first, second = shelf.use("a"), shelf.use("b")
     shelf.use("a")
 
@@ -202,7 +202,7 @@ def test_a_fork_server_that_warms_up_in_vain_is_ended(shelf: Shelf) -> None:
     assert Fake.made[0].closed
 
 
-def test_where_no_fork_server_can_be_started_the_launch_itself_says_so(
+def test_launch_raises_the_error_if_no_fork_server_can_be_started(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -255,7 +255,7 @@ def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers
 READY = {"op": "ready", "pid": 1, "names": ["READ"], "named": False, "intel_openmp": False, "whole": False}
 
 
-def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
+def test_fork_server_is_matched_by_the_variables_it_read_once_ready(
     fork_server: tuple[_fork_servers.ForkServer, Channel],
 ) -> None:
     """Before, any variable may be among that."""
@@ -307,7 +307,7 @@ def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_
         channel.close()
 
 
-def test_an_import_that_takes_long_is_told_once_with_the_line_where_it_is(
+def test_slow_import_is_reported_once_with_its_current_line(
     fork_server: tuple[_fork_servers.ForkServer, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, end = fork_server
@@ -380,7 +380,7 @@ def test_a_module_has_a_stamp_that_changes_with_its_file(preload: str, name: str
     assert before != after
 
 
-def test_what_the_modules_imported_has_a_stamp_each_also_where_it_is_gone(tmp_path: Path) -> None:
+def test_each_imported_file_has_a_stamp_even_if_the_file_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "imported.py"
     path.write_text("")
     os.utime(path, (1.0, 1.0))
@@ -436,7 +436,7 @@ def test_an_interpreter_without_our_packages_cannot_be_a_fork_server(tmp_path: P
     assert not importable_by(str(bare), dict(os.environ))
 
 
-def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
+def test_launch_that_cannot_be_forked_gets_the_reason() -> None:
     asker, fork_server = Channel.pair()
 
     _fork_server._turn_down([os.dup(fork_server.fileno())], "no process can be started")

@@ -26,7 +26,7 @@ from elasticlib.workers.child._worker_progress import attach, progress
 
 
 class Spawner:
-    """What a spawner would say and hear."""
+    """Spawner's end of the channel: it receives orders and sends reports."""
 
     def __init__(self) -> None:
         ours, self.channel = Channel.pair()
@@ -127,7 +127,7 @@ def raised_descriptor() -> Iterator[int]:
         os.close(descriptor)
 
 
-def test_a_spawner_hears_first_what_all_rounds_have_in_common(
+def test_spawner_first_receives_what_all_rounds_have_in_common(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_worker_progress, "_slot", None)
@@ -159,7 +159,7 @@ def test_start_sends_differences_and_returns_pids_by_rank(spawner: Spawner) -> N
     assert spawner.spawner.started
 
 
-def test_the_spawner_says_which_process_it_is(spawner: Spawner) -> None:
+def test_spawner_reports_which_process_it_is(spawner: Spawner) -> None:
     handle = os.pidfd_open(os.getpid())
     spawner.channel.send({"op": "spawning", "spawner": os.getpid()}, (handle,))
     os.close(handle)
@@ -228,7 +228,7 @@ def test_a_start_that_stands_still_can_be_interrupted(
     assert spawner.spawner.started is begins
 
 
-def test_an_end_comes_with_what_the_worker_left(spawner: Spawner) -> None:
+def test_exit_event_contains_what_the_worker_left(spawner: Spawner) -> None:
     spawner.start()
     report = _report.Report("result", b"payload")
     spawner.exited(1, -11, report=report)
@@ -250,7 +250,7 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
     assert second == []
 
 
-def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None:
+def test_messages_of_an_earlier_round_are_ignored(spawner: Spawner) -> None:
     spawner.start(0)
     spawner.exited(1, -9, number=0)
     spawner.say("stopped", 0, survivors=[], ended={})
@@ -325,7 +325,7 @@ def test_a_stopped_spawner_is_woken_to_stop_its_workers(spawner: Spawner) -> Non
     spawner.channel.close()
 
 
-def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:
+def test_workers_are_lost_when_their_spawner_has_ended(spawner: Spawner) -> None:
     spawner.start()
     spawner.exited(0)
     spawner.channel.close()
@@ -367,13 +367,13 @@ def test_a_stop_is_sent_with_signal_and_grace(spawner: Spawner) -> None:
     assert spawner.hear() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": True}
 
 
-def test_a_stop_without_a_spawner_says_so(spawner: Spawner) -> None:
+def test_stop_without_a_spawner_returns_false(spawner: Spawner) -> None:
     spawner.channel.close()
 
     assert not spawner.spawner.stop(15, 2.5)
 
 
-def test_closing_lets_the_spawner_go_and_waits_for_nobody_who_is_gone(spawner: Spawner) -> None:
+def test_close_releases_an_ended_spawner_without_waiting(spawner: Spawner) -> None:
     spawner.hear()
     spawner.start()
     spawner.hear()

@@ -1,4 +1,4 @@
-"""What the machine grants, read from made-up files of the kernel."""
+"""Resources that the machine grants, read from made-up files of the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_a_quota_all_cpus_of_the_mask_may_be_used(machine: Machine) -> N
     assert _machine.cpu_count() == 6.0
 
 
-def test_a_kernel_that_says_nothing_grants_the_mask(machine: Machine) -> None:
+def test_cpu_count_is_the_mask_if_the_kernel_reports_nothing(machine: Machine) -> None:
     machine({}, cpus=3)
 
     assert _machine.cpu_count() == 3.0
@@ -168,7 +168,7 @@ def test_gpus_have_their_names_by_index(machine: Machine, monkeypatch: pytest.Mo
     assert _machine.gpu_names({}) == {"0": "GPU-a", "1": "GPU-b"}
 
 
-def test_of_unlike_gpus_the_order_must_be_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_gpus_are_named_only_in_pci_bus_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     of_nvidia(machine, monkeypatch, ("A100", "GPU-a"), ("H100", "GPU-b"))
 
     assert _machine.gpu_names({}) == {}
@@ -176,7 +176,7 @@ def test_of_unlike_gpus_the_order_must_be_told(machine: Machine, monkeypatch: py
     assert _machine.gpu_names({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == {"0": "GPU-a", "1": "GPU-b"}
 
 
-def test_where_one_has_no_name_none_is_known(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_names_are_known_if_one_is_missing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     of_nvidia(machine, monkeypatch, ("H100", "GPU-a"), ("H100", ""))
 
     assert _machine.gpu_names({}) == {}

@@ -1,4 +1,4 @@
-"""What a script's text says of its import, and which variables of it a function reaches."""
+"""Facts about a script's import from its text, and the variables that a function reaches."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_guard_is_a_test_that_an_import_fails(test: str, is_guard: bool) -> No
 
 
 @pytest.mark.parametrize("line", ["from pkg import *", "exec('x = 1')", "globals()['x'] = 1", "vars().update(x=1)"])
-def test_where_any_name_may_be_defined_nothing_is_surely_missing(line: str) -> None:
+def test_no_name_is_surely_missing_if_any_name_may_be_defined(line: str) -> None:
     assert not parsed(line).surely_lacks("x")
     assert parsed("y = 1").surely_lacks("x")
 
@@ -182,7 +182,7 @@ def test_only_what_may_differ_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"CFG": {}, "args": 1, "model": script.module.model}
 
 
-def test_what_the_import_lacks_and_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_the_import_lacks_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     script = a_script(
         """
         import threading
@@ -196,7 +196,7 @@ def test_what_the_import_lacks_and_cannot_be_sent_is_named(monkeypatch: pytest.M
         _main_script.overlay_of(script, [script.module.train], try_to_send)
 
 
-def test_what_cannot_be_sent_is_compared_by_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_cannot_be_sent_are_compared_by_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
         import threading
         CFG = {"rate": 1, "lock": threading.Lock()}
@@ -283,7 +283,7 @@ def test_a_tensor_that_the_caller_shares_is_never_the_same() -> None:
     assert not _main.same(torch.ones(2), torch.ones(2).share_memory_())
 
 
-def test_what_holds_itself_is_not_the_same() -> None:
+def test_values_that_contain_themselves_are_not_the_same() -> None:
     def ring() -> list[Any]:
         found: list[Any] = []
         found.append(found)

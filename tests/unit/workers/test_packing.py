@@ -1,4 +1,4 @@
-"""How a call travels: by value where it must, with the definitions of ``__main__``, and what is complained of."""
+"""Transfer of a call: by value if necessary, with ``__main__`` definitions, and complaints."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_closure_travels_by_value() -> None:
     assert unpack(pack_call(multiply, (), {}))[0](4) == 12
 
 
-def test_what_is_sent_of_main_is_named_and_travels_beside_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_definitions_from_main_are_named_and_sent_beside_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "class Point: pass\ndef helper(): return Point()\ndef train(): return helper()"
     train = main_function(source, "train", monkeypatch)
 
@@ -115,7 +115,7 @@ def test_a_name_of_main_that_was_redefined_is_not_a_definition(monkeypatch: pyte
     assert unpack(packed)[0]() == 1
 
 
-def test_code_keeps_the_name_of_its_file_whatever_cloudpickle_does() -> None:
+def test_code_keeps_its_file_name_whatever_cloudpickle_does() -> None:
     """Its 3.1.3 leaves the name out, and tracebacks were without source lines."""
 
     def outer() -> object:
@@ -263,7 +263,7 @@ def test_the_part_that_cannot_be_sent_is_named(
         pack_call(function, args, kwargs)
 
 
-def test_a_complaint_says_what_to_do_instead_and_keeps_the_cause() -> None:
+def test_error_states_what_to_do_instead_and_keeps_the_cause() -> None:
     with pytest.raises(PicklingError, match="make it inside the function instead") as caught:
         pack_call(double, (LOCK,), {})
     assert isinstance(caught.value.__cause__, TypeError)
@@ -344,7 +344,7 @@ settings = {"model": [1, Guard(threading.Lock())]}
     ids=["lambda", "inner", "default", "keyword default", "attribute's name", "helper", "class",
          "callable", "method", "partial", "two partials", "wrapper", "cached", "attribute", "deep"],
 )  # fmt: skip
-def test_what_cannot_be_sent_is_named_wherever_the_function_has_it_from(
+def test_unsendable_value_is_named_wherever_the_function_has_it_from(
     definition: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elasticlib.workers.captures._parts.cell_label", lambda file: file)
@@ -358,7 +358,7 @@ def test_what_cannot_be_sent_is_named_wherever_the_function_has_it_from(
     assert text.endswith("cannot pickle '_thread.lock' object; make it inside the function instead")
 
 
-def test_a_helper_that_cannot_be_sent_is_told_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_that_cannot_be_sent_is_named_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def first():\n    return helper()\ndef train():\n    return first()"
     train = main_function(f"{NAMES}\n{source}", "train", monkeypatch)
 
@@ -377,7 +377,7 @@ def test_a_helper_that_cannot_be_sent_is_told_with_the_way_to_it(monkeypatch: py
     ],
     ids=["containers", "object in one", "object", "itself", "set"],
 )
-def test_the_place_within_a_part_is_told(value: object, place: str) -> None:
+def test_error_names_the_place_within_a_part(value: object, place: str) -> None:
     with pytest.raises(PicklingError) as caught:
         pack_call(double, (value,), {})
 
@@ -392,7 +392,7 @@ def nested(value: object, depth: int) -> object:
 
 
 @pytest.mark.parametrize("depth", [400, 100_000], ids=["pickled", "too deep"])
-def test_what_lies_too_deep_for_a_look_is_named_by_its_variable(depth: int) -> None:
+def test_value_nested_too_deep_is_named_by_its_variable(depth: int) -> None:
     deep = nested(LOCK, depth)
 
     with pytest.raises(PicklingError, match=r"^argument 1 of double, a list, cannot be sent"):
@@ -457,7 +457,7 @@ holds = Holds()
     ],
     ids=["global", "helper", "lambda", "default", "attribute's name", "partial", "class"],
 )  # fmt: skip
-def test_what_is_large_is_named_once_wherever_the_function_has_it_from(
+def test_large_value_is_named_once_wherever_the_function_has_it_from(
     definition: str, told: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_packing, "_WORTH_A_WARNING", 5_000)
@@ -527,7 +527,7 @@ def test_classes_of_main_are_the_same_in_the_worker_and_on_the_way_back(tmp_path
 
 
 class Held:
-    """What can be held weakly."""
+    """Object that can be weakly referenced."""
 
 
 @pytest.mark.parametrize("others", [(), (LOCK,)], ids=["packed", "refused"])
@@ -545,7 +545,7 @@ def test_arguments_are_let_go_of_at_once(others: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize("elements", [10, 100_000, 1_000_000])
-def test_a_cells_function_goes_with_a_global_tensor_of_any_size(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cell_function_is_sent_with_a_global_tensor_of_any_size(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays in the pickle's frames, beyond them, or goes apart."""
     source = f"""
     import torch

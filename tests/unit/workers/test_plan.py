@@ -92,7 +92,9 @@ def test_a_function_in_a_forked_caller_is_not_pickled() -> None:
     [("train.py", {}, "script"), (Path("any"), {}, "script"), ("./train.py", {"no_python": True}, "program")],
     ids=["ends in .py", "a path object", "no_python"],
 )
-def test_what_is_a_script_and_what_a_program(script: str, entrypoint: Any, options: dict[str, Any], kind: str) -> None:
+def test_entrypoint_is_classified_as_script_or_program(
+    script: str, entrypoint: Any, options: dict[str, Any], kind: str
+) -> None:
     os.chmod(script, 0o755)
     Path("any").touch()
 
@@ -233,7 +235,7 @@ def test_a_preload_that_a_debugger_makes_void_is_warned_of(
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_the_environment_is_no_part_of_what_names_a_fork_server(method: str, script: str) -> None:
+def test_environment_is_not_part_of_a_fork_servers_key(method: str, script: str) -> None:
     """Which of its variables matter, the fork server tells when it has read them."""
     one = plan(script, method=method, environment={"A": "1"})
     other = plan(script, method=method, environment={"A": "2"})
@@ -301,7 +303,7 @@ def test_a_module_is_what_python_would_look_for(name: str) -> None:
         ("train.py", {"kwargs": {"lr": 1}}, r"accepts no keyword arguments \(lr\)"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(
+def test_entrypoint_that_cannot_run_is_refused_by_name(
     script: str, tmp_path: Path, entrypoint: Any, spec: dict[str, Any], complaint: str
 ) -> None:
     (tmp_path / "folder.py").mkdir()
@@ -372,7 +374,7 @@ def test_an_interpreter_that_can_be_a_fork_server_makes_one(script: str, monkeyp
     [("train.py", {}, ["train.py"]), ("pkg.train", {"module": True}, ["-m", "pkg.train"])],
     ids=["script", "module"],
 )
-def test_unfit_interpreter_runs_the_command_with_a_warning(
+def test_interpreter_without_elasticlib_runs_command_with_a_warning(
     script: str, monkeypatch: pytest.MonkeyPatch, entrypoint: str, options: dict[str, Any], command: list[str]
 ) -> None:
     monkeypatch.setattr(_plan, "importable_by", lambda python, environment: False)
@@ -397,7 +399,7 @@ def test_an_interpreter_of_the_path_is_found_before_it_is_needed(script: str, mo
 # What each worker has for itself.
 
 
-def test_a_start_spec_tells_who_a_worker_is() -> None:
+def test_start_spec_states_which_worker_it_is_for() -> None:
     job = plan("/bin/echo", "${local_rank}")
 
     found = job.spec(1, {"RANK": "5"})
@@ -455,7 +457,7 @@ def test_a_virtual_local_rank_is_bound_by_the_real_one(machine: list[Any]) -> No
     ]
 
 
-def test_without_the_option_no_gpu_is_asked_for_and_no_worker_bound(machine: list[Any]) -> None:
+def test_no_gpu_is_queried_and_no_worker_bound_without_the_option(machine: list[Any]) -> None:
     """Row 197."""
     job = plan(train, 0.5)
 
@@ -471,7 +473,7 @@ def test_a_binding_that_cannot_be_is_refused(machine: list[Any], monkeypatch: py
 
 
 @pytest.mark.parametrize("error", [StartError("no driver"), OSError("no file")])
-def test_where_the_options_allow_it_workers_start_unbound(
+def test_workers_start_unbound_if_binding_fails_and_options_allow_it(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*facts: object) -> list[str]:
@@ -488,7 +490,7 @@ def test_where_the_options_allow_it_workers_start_unbound(
     ] == [record.getMessage() for record in caplog.records]
 
 
-def test_a_machine_without_a_device_file_is_not_asked_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_device_file_is_not_searched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan._devices._machine, "may_have_accelerators", lambda: False)
 
     with pytest.raises(

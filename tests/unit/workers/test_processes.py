@@ -133,7 +133,7 @@ def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> Non
 
 
 @pytest.mark.parametrize("last", [AllStopped(), SpawnerLost("killed from outside")])
-def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> None:
+def test_set_has_ended_when_all_workers_ended_or_were_lost(make: Make, last: Event) -> None:
     processes, _ = make(last)
     before = processes.round.gone()
 
@@ -142,7 +142,7 @@ def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> N
     assert (before, processes.round.gone()) == (False, True)
 
 
-def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) -> None:
+def test_survivors_are_reported_in_a_record(make: Make, said: list[records.Record]) -> None:
     processes, _ = make(AllStopped([100]))
 
     processes.poll()
@@ -150,7 +150,7 @@ def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) 
     assert said == [records.WorkersSurvived((100,))]
 
 
-def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
+def test_worker_stopped_by_us_counts_as_cut_short_not_as_failure(make: Make) -> None:
     processes, _ = make(ended(0, -signal.SIGTERM, was_stopped=True), ended(1), AllStopped())
     processes.poll()
 
@@ -160,7 +160,7 @@ def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
     assert "SIGTERM" in failure.message and "stopped by its launcher" in failure.hint
 
 
-def test_who_was_not_seen_to_end_is_cut_short(make: Make) -> None:
+def test_worker_not_seen_to_end_counts_as_cut_short(make: Make) -> None:
     processes, _ = make(ended(1), AllStopped([100]))
     processes.poll()
 
@@ -289,7 +289,7 @@ def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -
     assert (failures[0].message, failures[1].message) == ("ValueError: bad", STORE.why)
 
 
-def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) -> None:
+def test_unreadable_result_of_a_worker_raises_instead_of_being_none(make: Make) -> None:
     processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), AllStopped())
     processes.poll()
 
@@ -341,7 +341,7 @@ def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> N
 
 
 @pytest.mark.parametrize("somebody_waits", [True, False])
-def test_whoever_waits_for_a_stop_is_told_once_for_whom(
+def test_awaited_stop_is_reported_once_with_the_remaining_workers(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
 ) -> None:
     monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
@@ -378,7 +378,7 @@ STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", 
 
 
 @pytest.mark.parametrize("world_size", [2, 6])
-def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
+def test_last_worker_is_reported_with_its_global_rank_and_place(
     make: Make, said: list[records.Record], world_size: int
 ) -> None:
     processes, _ = make(LastWorkerRuns(1, 101, 30.0, None, STACKS))
@@ -426,7 +426,7 @@ def test_temporary_logs_stay_until_the_close_after_a_success(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_temporary_logs_stay_where_nobody_heard_of_a_success(
+def test_temporary_logs_are_kept_unless_a_success_was_returned(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -455,7 +455,7 @@ def test_success_leaves_logs_of_another_set_with_the_same_specs(
     assert all(os.path.isdir(os.path.dirname(path)) for path in other.error_files.values())
 
 
-def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Make) -> None:
+def test_failure_stops_others_once_and_is_reported_after_they_ended(make: Make) -> None:
     _, spawner = make(ended(1, 3))
     context = context_on(spawner)
     before = [context.wait(0), context.wait(0)]
@@ -498,7 +498,7 @@ def test_a_wait_for_another_thread_may_be_as_long_as_one_likes(make: Make, timeo
 @pytest.mark.parametrize(
     ("timeout", "kind"), [(None, TypeError), ("5", TypeError), ([1], TypeError), (math.nan, ValueError)]
 )
-def test_a_wait_for_what_is_no_time_is_refused(make: Make, timeout: Any, kind: type[Exception]) -> None:
+def test_wait_with_an_invalid_timeout_is_refused(make: Make, timeout: Any, kind: type[Exception]) -> None:
     context = context_on(make()[1])
 
     with pytest.raises(kind, match=r"timeout=") as caught:

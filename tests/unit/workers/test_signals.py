@@ -36,7 +36,7 @@ LIMIT = 30.0
 
 @pytest.fixture
 def seen() -> Iterator[list[int]]:
-    """What a handler of the user's, installed for SIGUSR1 and SIGUSR2, was called with."""
+    """Yield the signals with which the user's handler of SIGUSR1 and SIGUSR2 was called."""
     came: list[int] = []
 
     def handler(signum: int, frame: FrameType | None) -> None:
@@ -114,7 +114,7 @@ def test_other_signals_are_left_to_their_handlers(seen: list[int]) -> None:
 
 @pytest.mark.parametrize("names", ["SIGUSR1", "SIGUSR1,SIGUSR1"])
 @pytest.mark.parametrize("error", [None, RuntimeError("of the launch")], ids=["well", "with an error"])
-def test_the_former_handlers_come_back(names: str, error: Exception | None, seen: list[int]) -> None:
+def test_former_handlers_are_restored(names: str, error: Exception | None, seen: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
 
     with contextlib.suppress(RuntimeError), Signals(parse_signals(names)):
@@ -171,7 +171,7 @@ def raising() -> Raising:
     return handlers
 
 
-def test_a_signal_is_an_exception_that_says_what_it_came_into(hang_ups: list[int]) -> None:
+def test_signal_raises_an_exception_that_names_what_it_interrupted(hang_ups: list[int]) -> None:
     handlers = raising()
 
     with pytest.raises(SignalException, match="got SIGHUP while it tested") as caught:
@@ -263,7 +263,7 @@ def inbox() -> Iterator[Inbox]:
     found.close()
 
 
-def test_what_others_put_in_is_taken_once_and_oldest_first(inbox: Inbox) -> None:
+def test_inbox_entries_are_taken_once_and_oldest_first(inbox: Inbox) -> None:
     inbox.put("first")
     inbox.put(2)
 
@@ -286,14 +286,14 @@ def test_quit_asks_for_stacks_and_stops_when_it_is_repeated_soon(monkeypatch: py
     assert [StacksRequest, signal.SIGQUIT, StacksRequest, StacksRequest, signal.SIGTERM] == came
 
 
-def test_quit_stops_where_its_user_asked_for_that(inbox: Inbox) -> None:
+def test_quit_stops_if_the_user_requested_that(inbox: Inbox) -> None:
     with HandledSignals((signal.SIGQUIT,), inbox) as handled:
         signal.raise_signal(signal.SIGQUIT)
 
     assert [signal.SIGQUIT] == handled.came == inbox.drain()
 
 
-def test_quit_that_asks_for_stacks_is_no_stop_that_came() -> None:
+def test_quit_that_requests_stacks_does_not_count_as_a_stop() -> None:
     with (
         contextlib.closing(Inbox(quit_shows_stacks=True)) as inbox,
         HandledSignals((signal.SIGQUIT, signal.SIGTERM), inbox) as handled,
@@ -334,7 +334,7 @@ def test_an_inbox_that_was_closed_takes_what_nobody_will_hear() -> None:
     assert ["too late"] == inbox.drain()
 
 
-def test_in_another_thread_signals_are_not_handled_and_the_inbox_is_heard(seen: list[int], inbox: Inbox) -> None:
+def test_other_thread_handles_no_signals_but_reads_the_inbox(seen: list[int], inbox: Inbox) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     heard = []
 
@@ -355,7 +355,7 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_that_was_put_off_comes_at_the_end() -> None:
+def test_deferred_interrupt_arrives_at_the_end() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):
         with DeferredSignals():
@@ -372,7 +372,7 @@ def test_a_second_interrupt_does_not_wait() -> None:
             interrupt()
 
 
-def test_while_it_is_lifted_an_interrupt_comes_at_once() -> None:
+def test_interrupt_arrives_at_once_while_deferral_is_lifted() -> None:
     steps = []
     with DeferredSignals() as put_off:
         with pytest.raises(KeyboardInterrupt), put_off.lifted:
@@ -396,7 +396,7 @@ def test_one_within_another_puts_off_to_the_end_of_the_outer_one() -> None:
     assert steps == ["whole"]
 
 
-def test_what_ignores_interrupts_goes_on_doing_so() -> None:
+def test_ignored_interrupts_stay_ignored() -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with DeferredSignals():

@@ -51,7 +51,7 @@ class Served:
     envelopes: Counter[str] = Factory(Counter)
     server: Any = None
     wait: float | None = field(default=None, init=False)
-    """How long the server waits for messages."""
+    """Seconds that the server waits for messages."""
     posted: int = field(default=0, init=False)
 
     def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Any:

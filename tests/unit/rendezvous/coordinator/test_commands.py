@@ -85,7 +85,7 @@ def test_both_nodes_hear_of_arguments_that_differ() -> None:
     assert not desk.cautions("b")
 
 
-def test_first_node_hears_of_one_other_command_only() -> None:
+def test_first_node_is_warned_of_only_one_other_command() -> None:
     desk = job_with_spare()
     desk.start("d", FAST)
     desk.start("e", "train.py --lr 0.3")
@@ -104,7 +104,7 @@ def test_spare_of_other_arguments_fails_when_the_job_succeeds_without_it() -> No
     assert "without node c, which has other arguments and ran nothing: give each job its own id" in spare.why
 
 
-def test_node_that_had_ranks_succeeds_whatever_its_arguments() -> None:
+def test_node_that_had_ranks_succeeds_with_any_arguments() -> None:
     desk = Commands(1, 2)
     desk.start("a", SLOW)
     desk.start("b", FAST)

@@ -57,7 +57,7 @@ def to_all(notice: object, nodes: str = "abc") -> list[tuple[str, object]]:
     return [(node, notice) for node in nodes]
 
 
-def test_all_nodes_are_asked_with_the_ranks_that_must_end() -> None:
+def test_stop_request_to_all_nodes_names_the_ranks_that_must_end() -> None:
     assert to_all(ASKED) == Job().hear(WANTED)
 
 
@@ -79,7 +79,7 @@ def test_fast_workers_get_a_call_further_ahead() -> None:
     )
 
 
-def test_it_is_agreed_once_nobody_can_have_passed_it() -> None:
+def test_stop_is_agreed_once_no_node_can_have_passed_the_step() -> None:
     job = Job()
     job.hear(WANTED, calls("a", 7), calls("b", 8), calls("c", 9))
 
@@ -88,7 +88,7 @@ def test_it_is_agreed_once_nobody_can_have_passed_it() -> None:
     assert [] == job.hear(calls("c", 9, 10))
 
 
-def test_who_has_passed_it_gets_another_one() -> None:
+def test_later_stop_step_is_proposed_if_a_node_has_passed_the_first() -> None:
     job = Job()
     job.hear(WANTED, calls("a", 7, rate=10.0), calls("b", 8), calls("c", 9))
 
@@ -151,7 +151,7 @@ AHEAD = tuple(map(calls, "abc", (1, 2, 3), (4, 4, 4)))
 @pytest.mark.parametrize(
     "reports", [(), (WANTED,), (WANTED, COUNTED[0]), (WANTED, *COUNTED), (WANTED, *COUNTED, *AHEAD)]
 )
-def test_the_next_coordinator_goes_on_with_it(reports: tuple[Report, ...]) -> None:
+def test_next_coordinator_continues_the_common_stop(reports: tuple[Report, ...]) -> None:
     job = Job()
     job.hear(*reports)
 

@@ -91,7 +91,7 @@ class Desk:
         return self
 
     def sent(self) -> dict[str, Notice | GivenUp]:
-        """What the last step told, by node."""
+        """Return the notices of the last step, by node."""
         return {action.node: action.notice for action in self.actions if isinstance(action, Send)}
 
     def _step(self, event: Event) -> None:
@@ -423,7 +423,7 @@ def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> Non
     assert seat_of(desk.sent()["a"]).why == "all remaining nodes of round 0 have returned, 2 have joined"
 
 
-def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> None:
+def test_node_that_does_not_return_in_the_join_time_is_left_behind() -> None:
     desk = running("a", "b", min_nodes=1)
     desk.hear(Stopped("a", 0, ()), Stopped("b", 0, ()))
     desk.join("a")
@@ -433,7 +433,7 @@ def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> Non
     assert seat_of(desk.sent()["a"]).why == "1 nodes have joined; b did not return in 600 s"
 
 
-def test_the_join_time_begins_when_the_last_worker_is_gone() -> None:
+def test_join_time_begins_when_the_last_worker_has_ended() -> None:
     desk = running("a", "b")
     desk.hear(Leave("b", "SIGTERM", round=0))
     desk.join("a")
@@ -626,7 +626,7 @@ def test_success_of_all_nodes_ends_the_job(
     ],
     ids=["a member", "a spare", "a late node", "the stranger that closed it", "a node with a missing message"],
 )
-def test_who_asks_for_ranks_after_the_end_gets_the_outcome(
+def test_node_that_requests_ranks_after_the_end_gets_the_outcome(
     begin: Begin, steps: tuple[Step, ...], node: str, is_late: bool
 ) -> None:
     desk = after(begin(), *steps)
@@ -718,7 +718,9 @@ FREE: dict[str, tuple[Begin, tuple[Step, ...], dict[str, Notice]]] = {
 
 
 @pytest.mark.parametrize(("begin", "steps", "told"), FREE.values(), ids=FREE)
-def test_what_is_no_failure_spends_no_restart(begin: Begin, steps: tuple[Step, ...], told: dict[str, Notice]) -> None:
+def test_event_that_is_not_a_failure_spends_no_restart(
+    begin: Begin, steps: tuple[Step, ...], told: dict[str, Notice]
+) -> None:
     desk = after(begin(), *steps)
 
     assert told == desk.sent()
@@ -766,7 +768,7 @@ def test_reports_of_other_rounds_and_strangers_change_nothing(report: Report) ->
     assert not desk.actions
 
 
-def test_a_report_that_comes_again_changes_nothing() -> None:
+def test_repeated_report_changes_nothing() -> None:
     desk = running("a", spare_room=1)
     before = desk.state
     after, actions = step(before, MessageReceived(1, Join("a", offer(2))), desk.now)
@@ -802,7 +804,7 @@ def test_nothing_happens_after_the_end() -> None:
     assert not desk.actions
 
 
-def test_an_abandoned_job_tells_everybody_once() -> None:
+def test_abandoned_job_notifies_every_node_once() -> None:
     desk = running("a")
     desk.join("b")
     state, actions = abandon(desk.state, "the store is gone")
@@ -816,7 +818,7 @@ def test_an_abandoned_job_tells_everybody_once() -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("a",)])
-def test_success_that_a_node_tells_with_its_request_for_ranks_counts(others: tuple[str, ...]) -> None:
+def test_success_that_a_node_reports_with_its_rank_request_counts(others: tuple[str, ...]) -> None:
     """The sidecar that it was told to is gone: the round goes on, and ends well with the other nodes."""
     desk = running("b", *others)
     desk.envelopes["b"] += 1_000_000
@@ -852,7 +854,7 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
 
 
 @pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
-def test_names_of_nodes_that_come_and_go_in_one_round_are_bounded(
+def test_names_of_nodes_that_join_and_leave_in_one_round_are_bounded(
     terms: Terms | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_places, "NAMES", 8)
@@ -925,7 +927,7 @@ def test_with_a_join_time_of_0_an_engines_first_nodes_are_waited_for(hosts: tupl
         assert {"a", "b", "d"} == desk.sent().keys()
 
 
-def test_with_a_join_time_of_0_those_who_come_back_are_waited_for() -> None:
+def test_returning_nodes_are_waited_for_with_a_join_time_of_0() -> None:
     desk = gang("a", "b")
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
     desk.join("a")
@@ -958,7 +960,7 @@ def test_a_node_that_never_sent_a_heartbeat_is_silent_since_it_joined() -> None:
     assert {"a", "b"} == desk.node_heartbeat("b").sent().keys()
 
 
-def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> None:
+def test_node_that_was_given_up_is_notified_once_after_a_heartbeat() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
     desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
     mailbox = given_up(desk.state)["b"]
@@ -975,7 +977,7 @@ def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> No
     assert ({}, {}) == (desk.sent(), given_up(desk.state))
 
 
-def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
+def test_spare_that_was_given_up_is_notified_after_a_heartbeat() -> None:
     desk = after(watched("a"), "b", silent(seconds=0.0), silent("b"))
 
     desk.heartbeats[given_up(desk.state)["b"]] += 1
@@ -1019,7 +1021,7 @@ def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
     assert ("a", "failed") == (final_of(desk).root_node, final_of(desk).kind)
 
 
-def test_a_node_that_leaves_is_watched_until_its_workers_are_gone() -> None:
+def test_node_that_leaves_is_watched_until_its_workers_have_ended() -> None:
     desk = watched("a", "b", min_nodes=1)
     desk.hear(Leave("b", "SIGTERM", round=0))
     desk.join("a")
@@ -1039,7 +1041,7 @@ def test_a_coordinator_that_was_paused_blames_nobody() -> None:
     assert desk.node_heartbeat("b").state.round is not None
 
 
-def test_the_heartbeats_that_were_read_are_told_by_group_rank() -> None:
+def test_read_heartbeats_are_reported_by_group_rank() -> None:
     desk = watched("a", "b", "c", min_nodes=2)
     assert desk.state.round is not None
     assert ["a", "b", "c"] == list(desk.state.round.entries)
@@ -1062,7 +1064,7 @@ def test_heartbeats_of_a_node_that_left_or_waits_do_not_count() -> None:
     assert ".." != found.last[2:4]
 
 
-def test_before_the_first_round_no_heartbeat_is_told_to_be_read() -> None:
+def test_no_heartbeat_is_reported_as_read_before_the_first_round() -> None:
     desk = Desk(Rules(2, 2, heartbeat=10.0))
     desk.join("a")
     desk.node_heartbeat()
@@ -1070,7 +1072,7 @@ def test_before_the_first_round_no_heartbeat_is_told_to_be_read() -> None:
     assert read(desk.state) is None
 
 
-def test_ranks_come_with_the_last_heartbeat_that_was_read_of_their_node() -> None:
+def test_ranks_include_the_last_heartbeat_read_from_their_node() -> None:
     desk = Desk(Rules(2, 2, heartbeat=10.0))
     desk.join("a")
     desk.node_heartbeat().node_heartbeat()
@@ -1094,7 +1096,7 @@ def test_spare_with_missed_heartbeats_gets_no_ranks_before_another_one() -> None
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_no_round_starts_without_a_missed_node_until_it_is_heard_or_lost(comes_back: bool) -> None:
+def test_no_round_starts_until_a_missed_node_returns_or_is_lost(comes_back: bool) -> None:
     desk = Desk(Rules(1, 2, last_call=30.0, heartbeat=10.0))
     desk.join("a")
     desk.node_heartbeat().node_heartbeat("a").node_heartbeat("a")
@@ -1142,7 +1144,7 @@ def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
     assert RoundEnd(2, why, True, failed=True) == desk.sent()["a"]
 
 
-def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
+def test_host_that_is_lost_repeatedly_ends_the_job() -> None:
     desk = crash_loop(3)
     desk.hear(Leave("host/4", "its agent died", lost=True), Stopped("a", 3, ()))
 
@@ -1184,7 +1186,7 @@ def test_the_third_loss_of_a_host_in_a_row_costs_a_restart(
 # --- who is refused
 
 
-def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None:
+def test_node_with_other_terms_is_refused_and_affects_no_other_node() -> None:
     desk = running("a", spare_room=1)
     mailbox = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
 
@@ -1197,7 +1199,7 @@ def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None
     assert {} == desk.state.waiting
 
 
-def test_a_member_that_comes_anew_with_other_terms_ends_the_round() -> None:
+def test_member_that_joins_again_with_other_terms_ends_the_round() -> None:
     desk = running("a", "b", min_nodes=1)
     desk.hear(Join("b", offer(), Terms(9, 9, 9)))
 
@@ -1299,7 +1301,7 @@ STATUS: dict[str, tuple[Begin, tuple[Step, ...], str]] = {
 
 
 @pytest.mark.parametrize(("begin", "steps", "text"), STATUS.values(), ids=STATUS)
-def test_people_are_told_what_is_waited_for(begin: Begin, steps: tuple[Step, ...], text: str) -> None:
+def test_status_names_what_the_job_waits_for(begin: Begin, steps: tuple[Step, ...], text: str) -> None:
     desk = after(begin(), *steps)
 
     assert text == status(desk.state, desk.now)
@@ -1339,7 +1341,7 @@ def test_cause_is_the_failure_seen_after_its_peers_lost_connection() -> None:
     assert "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3" == seat_of(desk.sent()["a"]).cause
 
 
-def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
+def test_cause_is_reported_after_a_second_while_a_node_still_stops() -> None:
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("b", 0, (KILLED,)), Stopped("b", 0, (KILLED,)))
     mailbox = desk.join("b")[0]
@@ -1355,7 +1357,7 @@ def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
     assert (1, {}) == (desk.state.restarts, desk.sent())
 
 
-def test_a_lost_connection_alone_is_no_cause_before_all_have_stopped() -> None:
+def test_lost_connection_alone_is_not_a_cause_before_all_have_stopped() -> None:
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
 
@@ -1381,7 +1383,7 @@ def test_fatal_failure_ends_the_job_though_it_is_seen_late() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_gone_node_spends_no_restart_though_lost_connections_come_first(lost: bool) -> None:
+def test_left_or_lost_node_spends_no_restart_after_lost_connections(lost: bool) -> None:
     desk = running("a", "b", min_nodes=1, max_restarts=3)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.join("a")
@@ -1394,7 +1396,7 @@ def test_gone_node_spends_no_restart_though_lost_connections_come_first(lost: bo
     assert f"node b {'is lost' if lost else 'left'}: gone" == desk.state.round.assignments[0].cause
 
 
-def test_sidecar_end_spends_no_restart_though_lost_connections_come_first() -> None:
+def test_sidecar_end_spends_no_restart_after_lost_connections() -> None:
     desk = running("a", "b", max_restarts=0)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.envelopes["b"] += 1_000_000

@@ -1,4 +1,4 @@
-"""What the coordinator reads of heartbeats."""
+"""Heartbeats as the coordinator reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, encode
 
 
 @pytest.mark.parametrize("data", [None, b"scribble"], ids=["deleted", "overwritten"])
-def test_missing_or_older_heartbeat_is_no_sign_of_life(data: bytes | None) -> None:
+def test_missing_or_older_heartbeat_is_not_a_sign_of_life(data: bytes | None) -> None:
     incoming = Incoming("job", None)
     incoming.heartbeat("a/1", encode(NodeHeartbeat(7)), "nonce", 0.0)
     assert {"a/1": 7} == incoming.counts(["a/1"])

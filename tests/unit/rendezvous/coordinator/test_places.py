@@ -1,4 +1,4 @@
-"""What it costs a node that it comes and goes: pauses, then its place; and the others a few starts."""
+"""Costs of a node's exits and returns: pauses, then its place; for the others, a few starts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Job:
     offers: dict[str, Descriptor] = Factory(dict)
 
     def join(self, node: str, *, index: int | None = None, address: str = "10.0.0.1") -> list[Notice]:
-        """What the node is told at once."""
+        """Send the node's request to join; return the notices that it gets at once."""
         self.offers[node] = Descriptor(1, "trainer", (address,), 4000, index)
         return self.hear(Join(node, self.offers[node]))
 
@@ -120,7 +120,7 @@ def job(least: int = 1, most: int = 2, *healthy: str, **facts: object) -> Job:
     return made
 
 
-def test_who_left_once_is_let_in_again_at_once() -> None:
+def test_node_that_left_once_is_admitted_again_at_once() -> None:
     """A node that was started again by hand, or replaced."""
     made = job()
     made.come_and_go()
@@ -131,7 +131,7 @@ def test_who_left_once_is_let_in_again_at_once() -> None:
 
 
 @pytest.mark.parametrize(("exits", "pause"), [(2, 6.0), (3, 6.0), (4, 6.0)])
-def test_who_comes_and_goes_pauses_and_the_others_work_on(exits: int, pause: float) -> None:
+def test_node_that_joins_and_leaves_pauses_while_others_continue(exits: int, pause: float) -> None:
     made = job()
     made.come_and_go(exits)
     number = made.round
@@ -154,7 +154,7 @@ def test_pause_counts_from_the_exit() -> None:
     assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
-def test_who_pauses_is_told_why_and_for_how_long() -> None:
+def test_status_shows_why_and_how_long_a_node_pauses() -> None:
     made = job()
     made.come_and_go(3)
     made.join("n2/9-z")
@@ -194,7 +194,7 @@ def test_a_node_that_is_started_again_and_again_ends_few_rounds() -> None:
     assert made.starts["n1/1-a"] <= 2 * MOST + 1
 
 
-def test_a_steady_node_that_goes_begins_anew() -> None:
+def test_node_that_leaves_after_a_steady_time_starts_without_exits() -> None:
     made = job()
     made.come_and_go(4)
     made.wait(PAUSES[-1] * HEARTBEAT)
@@ -209,7 +209,7 @@ def test_a_steady_node_that_goes_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("exits", range(1, MOST))
-def test_a_place_to_which_nobody_came_back_for_a_steady_time_begins_anew(exits: int) -> None:
+def test_place_that_is_empty_for_a_steady_time_starts_without_exits(exits: int) -> None:
     made = job()
     made.come_and_go(exits)
     made.wait(STEADY * HEARTBEAT + 1.0)
@@ -222,7 +222,7 @@ def test_a_place_to_which_nobody_came_back_for_a_steady_time_begins_anew(exits: 
     assert {} == made.state.exits
 
 
-def test_a_place_that_comes_once_a_day_is_never_refused() -> None:
+def test_place_that_joins_once_a_day_is_never_refused() -> None:
     """A machine that its scheduler takes away after five minutes each time."""
     made = job()
     for _ in range(3 * MOST):
@@ -253,7 +253,7 @@ def test_restarts_that_others_cause_make_no_newcomer_of_a_node() -> None:
     ],
     ids=["a scheduler's number", "an address", "a host"],
 )
-def test_places_are_told_apart(first: dict[str, object], second: dict[str, object]) -> None:
+def test_different_places_are_distinguished(first: dict[str, object], second: dict[str, object]) -> None:
     made = job()
     made.come_and_go(MOST, **first)  # type: ignore[arg-type]
     host = str(second.pop("host", "n2"))
@@ -263,7 +263,7 @@ def test_places_are_told_apart(first: dict[str, object], second: dict[str, objec
     assert {"n1/1-a", f"{host}/9-z"} == made.assigned()
 
 
-def test_a_scheduler_s_number_tells_more_than_an_address() -> None:
+def test_scheduler_index_identifies_a_place_better_than_an_address() -> None:
     """A container gets another address at each start."""
     made = job()
     for number in range(MOST):
@@ -298,7 +298,7 @@ def test_exits_of_agents_that_share_a_place_are_not_added_up() -> None:
     assert {"n1/1-a", *(f"{node}-again" for node in agents)} == made.assigned()
 
 
-def test_agents_that_come_and_go_by_turns_at_one_place_lose_it() -> None:
+def test_agents_that_alternate_at_one_place_lose_the_place() -> None:
     """Each exit of one lies between two of the other; none of them hides the other's."""
     made = job(1, 9)
     for number in range(2 * MOST):
@@ -353,7 +353,7 @@ def test_an_exit_costs_its_place_nothing(most: int, times: int, succeeded: bool,
     assert most > 1 or 0 == made.round
 
 
-def test_where_too_few_are_there_without_it_the_others_wait_out_the_pause() -> None:
+def test_other_nodes_wait_out_the_pause_if_too_few_remain() -> None:
     made = job(2, 2)
     made.come_and_go(3)
     made.join("n2/9-z")
@@ -419,7 +419,7 @@ def test_a_pause_that_ends_disturbs_no_round(most: int) -> None:
         assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
-def test_another_coordinator_goes_on_with_pauses_and_refusals() -> None:
+def test_next_coordinator_continues_pauses_and_refusals() -> None:
     made = job(1, 3)
     made.come_and_go(MOST)
     made.come_and_go(3, host="n3")
@@ -437,7 +437,7 @@ def test_another_coordinator_goes_on_with_pauses_and_refusals() -> None:
     assert isinstance(final, Final) and final.kind == "refused"
 
 
-def test_what_is_remembered_of_places_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_exits_of_places_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_places, "_PLACES", 8)
     made = job()
     for number in range(2, 14):

@@ -1,4 +1,4 @@
-"""Who gets which ranks."""
+"""Assignment of ranks to nodes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_order_is_index_then_old_place_then_name(
     assert expected == list(order(offers, last))
 
 
-def test_the_host_of_the_store_comes_first_among_nodes_without_an_index() -> None:
+def test_host_of_the_store_is_first_among_nodes_without_an_index() -> None:
     host = Descriptor(1, "trainer", ("10.0.0.1",), 1000, hosts=True)
 
     assert ("z", "a", "b") == order({"a": offer(), "b": offer(), "z": host}, ["a", "b"])
     assert ("b", "z", "a") == order({"a": offer(), "b": offer(index=5), "z": host})
 
 
-def test_an_index_that_all_nodes_have_is_no_place() -> None:
+def test_index_that_all_nodes_share_does_not_order_them() -> None:
     """Each Job of a Kubernetes JobSet numbers its own pods from 0."""
     host = Descriptor(1, "trainer", ("10.0.0.1",), 1000, index=0, hosts=True)
 

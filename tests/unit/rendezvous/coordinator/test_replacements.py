@@ -47,7 +47,7 @@ def test_a_replacement_waits_until_its_predecessor_is_lost() -> None:
     assert 0 == desk.state.restarts
 
 
-def test_a_replacement_is_refused_once_its_predecessor_is_heard() -> None:
+def test_replacement_is_refused_once_its_predecessor_sends_heartbeat() -> None:
     desk = at_work()
     desk.hear(Join("h1/2", offer(1)))
     desk.node_heartbeat()
@@ -112,7 +112,7 @@ def test_a_replacement_on_another_host_needs_a_number_of_its_scheduler(is_schedu
     assert ({} if waits else {"h7/1": TWICE.format("h7/1")}) == refusals(desk)
 
 
-def test_where_no_heartbeat_tells_who_lives_a_place_is_refused_at_once() -> None:
+def test_taken_place_is_refused_at_once_without_heartbeats() -> None:
     desk = Desk(Rules(2, 2, fixed_places=True))
     desk.hear(Join("h1/1", offer(1)), Join("h1/2", offer(1)))
 

@@ -76,9 +76,9 @@ class Shell:
     values: dict[str, bytes] = Factory(dict)
     saved: bytes | None = None
     done: tuple[Action, ...] = ()
-    """What the last step asked for, and what followed from an answer without heartbeats."""
+    """Actions of the last step, and those that followed an answer without heartbeats."""
     answers: bool = True
-    """Whether the heartbeats that are asked for are answered: there are none."""
+    """True if requests for heartbeats are answered; the answer contains none."""
 
     def begin(self) -> Shell:
         self.server, actions = self.server.begin(self.now)
@@ -123,7 +123,7 @@ class Shell:
         return [type(action) for action in self.done]
 
 
-def test_it_greets_and_waits_for_messages() -> None:
+def test_server_writes_a_greeting_and_waits_for_messages() -> None:
     shell = Shell().begin()
 
     assert [Write, Receive] == shell.kinds()
@@ -137,7 +137,7 @@ def test_messages_are_discarded_only_after_their_outcome_is_written() -> None:
     assert isinstance(shell.notice("b", 0), RankAssignment)
 
 
-def test_what_was_decided_is_saved_before_anybody_is_told() -> None:
+def test_decision_is_saved_before_any_node_is_notified() -> None:
     shell = Shell(server(journaled=True)).begin()
     assert [Load] == shell.kinds()
     shell.hear(Loaded(None))
@@ -148,7 +148,7 @@ def test_what_was_decided_is_saved_before_anybody_is_told() -> None:
     assert [Save, Write, Write, Discard, Receive] == shell.kinds()
 
 
-def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
+def test_successor_continues_from_the_saved_state_of_its_predecessor() -> None:
     first = Shell(server(journaled=True)).begin().hear(Loaded(None)).say(Join("b", OFFER))
 
     second = Shell(server(journaled=True, name="c")).begin().hear(Loaded(first.saved))
@@ -158,7 +158,7 @@ def test_a_successor_goes_on_where_its_predecessor_saved() -> None:
     assert decode(second.values[COORDINATOR_HEARTBEAT]).count > decode(first.values[COORDINATOR_HEARTBEAT]).count  # type: ignore[union-attr]
 
 
-def test_a_memory_that_was_destroyed_ends_the_job_for_all_who_come() -> None:
+def test_damaged_saved_state_ends_the_job_for_all_joining_nodes() -> None:
     for event in (Destroyed("it has no end"), Loaded(b"scribble"), Loaded(b"[]"), Loaded(b'{"nonce":1}')):
         shell = Shell(server(journaled=True)).begin().hear(event)
         assert [Log, Save] == shell.kinds()[:2], event
@@ -198,7 +198,7 @@ def heartbeat_in(shell: Shell) -> CoordinatorHeartbeat:
     return heartbeat
 
 
-def test_after_each_look_the_coordinator_says_which_heartbeats_it_has_read() -> None:
+def test_coordinator_reports_the_heartbeats_read_after_each_look() -> None:
     shell = Shell(answers=False).begin().say(Join("b", OFFER))
     shell.hear(HeartbeatsFetched([None]))
     assert HeartbeatsRead(0, "..") == heartbeat_in(shell).read
@@ -238,7 +238,7 @@ def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:
     assert [ServerStopped] == shell.kinds()[-1:]
 
 
-def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
+def test_server_does_not_wait_for_a_leaving_node_that_sends_a_message() -> None:
     """Its wish for ranks may come in after the word that it goes."""
     shell = Shell().begin()
     shell.hear(Abandon("a, which hosts the store, left", "a"))
@@ -251,7 +251,7 @@ def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None
     assert [ServerStopped] == shell.kinds()[-1:]
 
 
-def test_silent_node_that_was_told_the_end_is_not_waited_for() -> None:
+def test_silent_node_that_was_sent_the_end_is_not_waited_for() -> None:
     shell = Shell().begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     assert shell.server.is_over()
     shell.hear(CloseServer(1000.0))
@@ -291,7 +291,7 @@ def test_coordinator_with_a_limit_stops_when_it_is_over() -> None:
     assert shell.server.stopped
 
 
-def test_last_heartbeat_of_a_dead_node_is_no_sign_of_life_after_the_end() -> None:
+def test_last_heartbeat_of_a_dead_node_is_not_a_sign_of_life_after_end() -> None:
     """It is told the end no more, and a coordinator that is closed then waits for nobody."""
     shell = Shell(answers=False).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     written: list[set[str]] = []
@@ -345,7 +345,7 @@ def test_late_node_with_unknown_read_count_still_gets_the_final() -> None:
     assert mailbox_key("b/1", 0) not in shell.values
 
 
-def test_successor_tells_the_end_to_a_node_with_unknown_read_count() -> None:
+def test_successor_sends_the_end_to_a_node_with_unknown_read_count() -> None:
     first = Shell(server(journaled=True, rules=Rules(2, 2, heartbeat=HEARTBEAT))).begin().hear(Loaded(None))
     first.say(Join("b", OFFER)).hear(Abandon("an operator wants it"))
     first.hear(Arrived(())).hear(Arrived([Posted(2, encode(Envelope(2, Acknowledgement("b"))))]))
@@ -380,7 +380,7 @@ def test_the_last_to_coordinate_deletes_the_job() -> None:
     assert [Purge, ServerStopped] == shell.kinds()[-2:]
 
 
-def test_a_server_that_broke_tells_everybody() -> None:
+def test_broken_server_notifies_every_node() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
 
     shell.hear(OperationFailed("the coordinator failed: ZeroDivisionError()"))
@@ -389,7 +389,7 @@ def test_a_server_that_broke_tells_everybody() -> None:
     assert "ZeroDivisionError" in shell.notice("b", 1).why
 
 
-def test_a_server_that_broke_says_again_what_may_not_have_been_written() -> None:
+def test_broken_server_sends_possibly_unwritten_notices_again() -> None:
     """Nodes read in order: without it the end would lie behind a gap until they are reminded."""
     shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
     shell.say(Join("b", OFFER))
@@ -530,7 +530,7 @@ def test_a_node_whose_processes_have_ended_is_lost_at_once() -> None:
     assert {"b": "all its processes have ended"} == lost(shell)
 
 
-def test_a_node_says_last_why_it_leaves() -> None:
+def test_leave_report_after_a_node_ended_counts_instead_of_a_loss() -> None:
     shell = in_a_round().hear(NodeEnded(PRESENCE))
     shell.later(0.0)
     assert not lost(shell)
@@ -541,7 +541,7 @@ def test_a_node_says_last_why_it_leaves() -> None:
     assert {"b": "signal 15"} == shell.server.state.round.left
 
 
-def test_the_end_of_an_earlier_launcher_says_nothing_of_the_next_one() -> None:
+def test_end_of_an_earlier_launcher_does_not_count_for_the_next_one() -> None:
     shell = in_a_round().hear(NodeEnded(evolve(PRESENCE, port=6999)))
     shell.later(0.0).later(0.0)
 

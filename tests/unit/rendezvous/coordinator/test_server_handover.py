@@ -89,7 +89,7 @@ def played(key: bytes | None = KEY) -> tuple[Shell, str]:
 
 
 def edited(data: bytes) -> bytes:
-    """What a stranger makes of it: workers are to meet at another address."""
+    """Return *data* as an untrusted writer changes it: workers must meet at another address."""
     assert b"10.0.0.1" in data
     return data.replace(b"10.0.0.1", b"10.6.6.6")
 
@@ -131,7 +131,7 @@ def test_without_a_token_a_signed_document_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-def test_a_document_comes_back_as_it_was(key: bytes | None) -> None:
+def test_saved_document_is_read_back_unchanged(key: bytes | None) -> None:
     shell, _ = played(key)
     read = read_handover(shell.saved or b"", "job", key, shell.now)
 
@@ -142,7 +142,7 @@ def test_a_document_comes_back_as_it_was(key: bytes | None) -> None:
 @given(st.binary() | st.recursive(st.none() | st.integers() | st.floats() | st.text(), st.lists).map(
     lambda value: json.dumps({"v": 1, "nonce": "n", "epoch": value, "state": value, "mail": value}).encode()
 ))  # fmt: skip
-def test_what_is_no_document_is_a_clear_error(data: bytes) -> None:
+def test_invalid_document_raises_a_clear_error(data: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="coordinator's state"):
         read_handover(data, "job", None, 0.0)
     with pytest.raises(RendezvousStateError, match="coordinator's state"):
@@ -221,7 +221,7 @@ def test_heartbeat_from_beyond_the_memory_ends_the_job() -> None:
     )
 
 
-def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
+def test_successor_reads_heartbeats_before_giving_any_node_ranks() -> None:
     shell = Shell(rules=Rules(1, 2, last_call=5.0, heartbeat=10.0)).elect()
     a = shell.join("a")
     old = shell.saves[-1]
@@ -238,7 +238,7 @@ def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
     assert not any(isinstance(shell.find(key), RankAssignment) for key in shell.values if key.startswith("box/"))
 
 
-def test_elected_node_that_has_seen_more_than_the_document_ends_the_job() -> None:
+def test_new_leader_that_has_seen_more_than_the_document_ends_the_job() -> None:
     shell, _ = played()
     shell.saved = before_round(shell, 1)
 
@@ -270,7 +270,7 @@ def test_unknown_nodes_read_the_end_in_the_coordinators_heartbeat(spoil: Any) ->
     assert shell.server.stopped
 
 
-def test_job_whose_memory_is_gone_is_not_begun_anew_by_its_nodes() -> None:
+def test_job_with_lost_state_is_not_started_again_by_its_nodes() -> None:
     """Its restarts would be there again, and its rounds would run beside those that others are in."""
     shell, _ = played()
     shell.saved = None
@@ -310,7 +310,7 @@ def test_nonce_that_no_signature_covers_is_a_destroyed_state(nonce: bytes) -> No
 
 
 @pytest.mark.parametrize("epoch", [0, 1, LAST_EPOCH])
-def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: int) -> None:
+def test_successor_is_accepted_after_any_takeover_a_node_can_have_seen(epoch: int) -> None:
     shell, _ = played()
     shell.saved = None
 
@@ -352,7 +352,7 @@ def test_a_memory_where_no_stranger_writes_opens_a_round_at_once() -> None:
     assert 0.0 == read_handover(shell.saved, "job", shell.key, 100.0, is_private=True).state.opens_at
 
 
-def test_memory_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
+def test_state_seen_in_an_earlier_job_of_that_name_is_ignored() -> None:
     shell, _ = played()
 
     shell.elect("another", Seen("earlier", 9, 9))
@@ -360,7 +360,7 @@ def test_memory_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> Non
     assert not shell.server.is_over()
 
 
-def test_an_honest_successor_goes_on() -> None:
+def test_honest_successor_continues_the_job() -> None:
     shell, mailbox = played()
     for epoch in range(3):
         shell.elect("another", Seen("nonce", epoch, 1))
@@ -404,7 +404,7 @@ def test_a_lost_node_leaves_no_key_behind() -> None:
     assert [] == keys_of(shell, "b")
 
 
-def test_what_a_lost_node_did_not_read_is_not_written_for_ever() -> None:
+def test_notices_that_a_lost_node_did_not_read_are_not_kept_forever() -> None:
     shell = Shell().elect()
     a, b = shell.join("a"), shell.join("b")
     shell.node_heartbeat(b, read=0)
@@ -416,7 +416,7 @@ def test_what_a_lost_node_did_not_read_is_not_written_for_ever() -> None:
     assert [] == keys_of(shell, "b")
 
 
-def test_who_leaves_has_time_to_read_its_answer_and_leaves_no_key_behind() -> None:
+def test_leaving_node_has_time_to_read_its_answer_and_leaves_no_key() -> None:
     shell = Shell().elect()
     a, b = shell.join("a"), shell.join("b")
     shell.later(1.0, a, b)
@@ -451,7 +451,7 @@ def test_a_node_that_waits_keeps_its_keys() -> None:
     assert [heartbeat_key(a)] == keys_of(shell, "a")
 
 
-def test_the_document_does_not_grow_with_nodes_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_does_not_grow_with_nodes_that_join_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_places, "STEADY", 20.0)  # for so long the exit of each is remembered
     shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).elect()
     a = shell.join("a")
@@ -486,7 +486,7 @@ def without_received(document: Handover) -> Handover:
 # Old messages of nodes that are forgotten.
 
 
-def test_the_greeting_is_there_after_an_election() -> None:
+def test_greeting_is_written_after_an_election() -> None:
     shell = Shell().elect()
 
     assert isinstance(shell.find(ANNOUNCEMENT, ""), Announcement)

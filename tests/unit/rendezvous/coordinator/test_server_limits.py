@@ -1,4 +1,4 @@
-"""What the coordinator does with old heartbeats, and with texts that are too large, without a thread or a clock."""
+"""Old heartbeats and too large texts at the coordinator, without a thread or a clock."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_two_heartbeats_of_the_past_in_turn_keep_no_dead_node_alive() -> None:
     assert store.notice(a, 1) == RoundEnd(0, "node b is lost: no heartbeat for 10 s", True)
 
 
-def test_an_old_heartbeat_says_nothing_of_messages_either() -> None:
+def test_old_heartbeat_is_ignored_for_stored_messages_as_well() -> None:
     store = Store(Rules(1, 2, heartbeat=HEARTBEAT), KEY)
     a, b = store.joined("a", "b")
     new, old = (
@@ -163,7 +163,7 @@ def test_a_long_root_cause_lies_in_the_store_once() -> None:
     assert len(LONG) < len(store.values[CAUSE]) < ENVELOPE
 
 
-def test_it_is_there_before_anybody_is_told_of_it() -> None:
+def test_cause_is_written_before_any_node_is_notified() -> None:
     store, _ = failed_store(3)
 
     assert list(store.values).index(CAUSE) < min(
@@ -206,7 +206,7 @@ def test_outcome_waits_for_the_whole_root_cause_of_one_node() -> None:
     assert finals[0].root.traceback == LONG
 
 
-def test_few_nodes_are_asked_for_whole_failures_in_whatever_order() -> None:
+def test_few_nodes_get_requests_for_whole_failures_in_any_order() -> None:
     store, mailboxes, whole = asking_store(50, first=49)
 
     asked = [store.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
@@ -219,7 +219,7 @@ def test_few_nodes_are_asked_for_whole_failures_in_whatever_order() -> None:
     assert store.end(mailboxes[5], 2).root_node == "n49"
 
 
-def test_root_cause_of_a_lost_node_is_told_as_far_as_it_is_known() -> None:
+def test_root_cause_of_a_lost_node_is_reported_as_far_as_known() -> None:
     store, mailboxes, _ = asking_store(3, first=2)
 
     store.later(HEARTBEAT + 2.0, [living(store, mailbox) for mailbox in mailboxes[:2]])
@@ -243,7 +243,7 @@ def test_a_successor_asks_again_for_the_rest_of_the_root_cause() -> None:
     assert successor.server.state.final.root.traceback == LONG
 
 
-def test_all_that_comes_at_once_is_saved_once() -> None:
+def test_messages_that_arrive_at_once_are_saved_once() -> None:
     store, _ = failed_store(10)
     before = len(store.saves)
 
@@ -259,7 +259,7 @@ def test_document_grows_by_the_same_size_with_each_node() -> None:
     assert size(40) - size(20) < 20 * 200
 
 
-def test_a_successor_tells_the_same_notices_in_the_same_mailboxes() -> None:
+def test_successor_writes_the_same_notices_to_the_same_mailboxes() -> None:
     store, mailboxes = failed_store(5)
     successor = Store(store.rules, journaled=True, saved=store.saved)
 

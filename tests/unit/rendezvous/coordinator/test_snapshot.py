@@ -109,12 +109,12 @@ def courses(draw: st.DrawFn) -> Course:
 
 
 @given(courses())
-def test_every_state_that_a_job_can_reach_comes_back(course: Course) -> None:
+def test_every_state_a_job_can_reach_is_restored(course: Course) -> None:
     assert course.state == decode_state(encode_state(course.state, course.now), course.now)
 
 
 @given(courses(), st.integers(-1000, 1000), st.data())
-def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew: int, data: st.DataObject) -> None:
+def test_restored_job_continues_the_same_under_another_clock(course: Course, skew: int, data: st.DataObject) -> None:
     copy = decode_state(encode_state(course.state, course.now), course.now + skew)
     stayed = evolve(course.state, watch=Sightings())
     course.now += data.draw(QUARTERS)
@@ -129,7 +129,7 @@ def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew
     assert [type(action) for action in told_here] == [type(action) for action in told_there]
 
 
-def test_it_comes_back_that_nodes_were_forgotten() -> None:
+def test_forgotten_nodes_flag_is_restored() -> None:
     assert decode_state(encode_state(JobState(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
 
 
@@ -212,7 +212,7 @@ def of_round(**changes: Any) -> bytes:
         (of_round(causes=[[1.0, None]]), "not a message"),
     ],
 )
-def test_what_is_no_state_is_refused(data: bytes, said: str) -> None:
+def test_invalid_state_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(RendezvousStateError, match=said):
         decode_state(data, 0.0)
 

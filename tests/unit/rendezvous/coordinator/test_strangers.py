@@ -1,4 +1,4 @@
-"""What a stranger writes into the store: one refusal in the log, and nobody's end."""
+"""Untrusted entries in the store: each causes one refusal in the log, and ends no node."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Desk(Served):
     rules: Rules = RULES
     journaled: bool = False
     heartbeats: bytes | None = None
-    """What lies where the heartbeats of each node do."""
+    """Value at the heartbeat key of each node."""
 
     def __attrs_post_init__(self) -> None:
         self.elect()
@@ -108,7 +108,7 @@ def test_garbage_is_refused_and_the_nodes_get_ranks_all_the_same(key: bytes | No
 
 
 @given(st.data())
-def test_with_a_token_no_message_without_it_is_heard_whatever_it_says(data: st.DataObject) -> None:
+def test_message_without_the_token_is_refused_for_any_content(data: st.DataObject) -> None:
     envelope: Message = data.draw(envelopes)
     entry = data.draw(st.just(encode(envelope)) | spoiled(encode(envelope, KEY, "elsewhere")))
     desk = Desk(key=KEY)
@@ -121,7 +121,7 @@ def test_with_a_token_no_message_without_it_is_heard_whatever_it_says(data: st.D
 
 
 @given(st.data())
-def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) -> None:
+def test_any_message_breaks_nothing_without_a_token(data: st.DataObject) -> None:
     """The job may end by it, or have other members; its state can be written down and read all the while."""
     desk = Desk(journaled=True)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -138,7 +138,7 @@ def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) ->
 
 
 @given(strange)
-def test_many_refusals_are_told_by_a_few_lines(data: bytes) -> None:
+def test_many_refusals_are_logged_in_a_few_lines(data: bytes) -> None:
     desk = Desk()
     desk.receive(*[data or b"x"] * 1000, heartbeats=data)
 
@@ -146,7 +146,7 @@ def test_many_refusals_are_told_by_a_few_lines(data: bytes) -> None:
 
 
 def state_log() -> bytes:
-    """What a coordinator wrote down, with a round that runs, a message on its way and one that waits."""
+    """Return a coordinator's saved state: a round, a message on its way, and one that waits."""
     desk = Desk(journaled=True)
     desk.assignment()
     place = Envelope(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
@@ -165,8 +165,8 @@ INNER = json.loads(JOURNAL)["state"].encode()
     | spoiled(JOURNAL)
     | spoiled(INNER).map(lambda state: json.dumps(json.loads(JOURNAL) | {"state": state.decode()}).encode())
 )
-def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) -> None:
-    """Where it cannot be read, the job is ended; where it can, it goes on, and is written down and read again."""
+def test_coordinator_can_take_over_any_document(data: bytes) -> None:
+    """An unreadable document ends the job. A readable one is used, saved and read again."""
     desk = Desk(saved=data, journaled=True)
     for wait in (0.0, 3.0, 11.0, 700.0):
         desk.now += wait
@@ -176,7 +176,7 @@ def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) ->
     assert decode_state(json.loads(desk.saved)["state"].encode(), desk.now)
 
 
-def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
+def test_saved_state_of_a_coordinator_is_taken_over() -> None:
     desk = Desk(saved=JOURNAL, journaled=True)
 
     assert [] == desk.logs
@@ -184,7 +184,7 @@ def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
 
 
 def found(key: str) -> st.SearchStrategy[bytes | None]:
-    """What a node may find at a key."""
+    """Return the values that a node may find at *key*."""
     good = st.one_of(*BUILDERS.values()).map(encode)
     if key == ANNOUNCEMENT:
         good = st.just(encode(Announcement("job", "nonce", "host", Terms(1, 2, 3), 10.0)))
@@ -194,7 +194,7 @@ def found(key: str) -> st.SearchStrategy[bytes | None]:
 
 
 @given(st.data())
-def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
+def test_any_data_that_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
     """Its part may end by it, with an error that says why."""
     now, asked, said = 100.0, list[Ask](), Counter[str]()
     session, actions = Session.begin(NodeIdentity("job", "b/2", None), Limits(), now)

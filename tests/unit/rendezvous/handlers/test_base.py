@@ -44,7 +44,7 @@ LIMIT = 30.0
 
 
 class DictStore:
-    """What `RendezvousStoreInfo.build` needs of a store."""
+    """Store with the methods that `RendezvousStoreInfo.build` needs."""
 
     def __init__(self, **values: str) -> None:
         self.values = {key: value.encode() for key, value in values.items()}
@@ -98,17 +98,17 @@ def test_parameters_that_break_a_rule_are_value_errors(backend: str, least: Any,
     [((True, 1, "1", "true", "T", "yes", "Y", " True "), True), ((False, 0, "0", "false", "F", "no", "N"), False)],
     ids=["yes", "no"],
 )
-def test_words_for_yes_and_no(values: tuple[object, ...], truth: bool) -> None:
+def test_yes_and_no_are_read_from_all_their_spellings(values: tuple[object, ...], truth: bool) -> None:
     assert {truth} == {parameters(is_host=value).get_as_bool("is_host", not truth) for value in values}
 
 
 @pytest.mark.parametrize("value", [2, "", "on", "2", 1.0, [1]])
-def test_other_words_are_neither_yes_nor_no(value: object) -> None:
+def test_value_other_than_yes_or_no_raises_value_error(value: object) -> None:
     with pytest.raises(ValueError, match=r"is_host=.* is neither yes nor no"):
         parameters(is_host=value).get_as_bool("is_host")
 
 
-def test_what_is_absent_or_none_is_the_default_or_none() -> None:
+def test_missing_or_none_parameter_returns_the_default_or_none() -> None:
     params = parameters(given=None)
 
     assert (None, None, 7, None, True, "x") == (
@@ -127,7 +127,7 @@ def test_whole_numbers_are_read_from_text(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["twelve", "1.5", "", [1], float("inf")])
-def test_what_is_no_whole_number_is_a_value_error(value: object) -> None:
+def test_value_that_is_not_a_whole_number_raises_value_error(value: object) -> None:
     with pytest.raises(ValueError, match=r"timeout=.* must be a whole number"):
         parameters(timeout=value).get_as_int("timeout")
 
@@ -135,7 +135,7 @@ def test_what_is_no_whole_number_is_a_value_error(value: object) -> None:
 # RendezvousStoreInfo and RendezvousInfo
 
 
-def test_rank_0_says_where_the_store_is_and_everybody_reads_it() -> None:
+def test_rank_0_writes_the_store_address_and_every_rank_reads_it() -> None:
     store: Any = DictStore()
 
     first = RendezvousStoreInfo.build(0, store, "10.0.0.1", 29500)
@@ -208,7 +208,7 @@ def test_a_handlers_job_has_the_token_of_the_environment(monkeypatch: pytest.Mon
         *(("static", place, "job", {"rank": 0}, "needs host:port") for place in ("", " ", "node0", "node0:0", "[::1]")),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_handler_is_made(
+def test_invalid_parameters_are_refused_when_the_handler_is_made(
     backend: str, endpoint: str, run_id: str, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
@@ -275,7 +275,7 @@ class Meeting:
 
 @pytest.fixture(autouse=True)
 def stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch's stores would be, something that needs no torch."""
+    """Replace torch's stores by objects that need no torch."""
 
     def serve(listener: socket.socket, address: str, timeout: float) -> object:
         listener.close()
@@ -328,7 +328,7 @@ def test_all_nodes_of_a_round_get_ranks_and_the_same_store_address(meeting: Meet
     assert [("served", "job", 0), ("reached", "job", 0)] == stores
 
 
-def test_nobody_waits_while_a_round_goes_on(meeting: Meeting) -> None:
+def test_no_node_is_waiting_while_a_round_runs(meeting: Meeting) -> None:
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)
 
@@ -420,7 +420,7 @@ def test_shutting_down_closes_the_job_and_frees_everything(meeting: Meeting) -> 
         a.next_rendezvous()
 
 
-def test_shutting_down_says_false_when_nobody_coordinates(caplog: pytest.LogCaptureFixture) -> None:
+def test_shutdown_returns_false_without_a_coordinator(caplog: pytest.LogCaptureFixture) -> None:
     meeting = Meeting(2, 2, coordinated=False)
     a = meeting.node("a")
 
@@ -496,7 +496,7 @@ def test_a_store_that_died_with_its_round_makes_the_node_ask_again(
     assert (1, 2) == (waits.result(LIMIT).rank, len(reached))
 
 
-def test_a_static_job_goes_on_after_a_handlers_shutdown() -> None:
+def test_static_job_continues_after_the_shutdown_of_a_handler() -> None:
     meeting = Meeting(2, 2, backend="static")
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)
@@ -558,7 +558,7 @@ def test_an_agent_gets_a_place_with_its_own_number_of_restarts() -> None:
     meeting.close()
 
 
-def test_a_lent_place_is_another_node_each_time_and_knows_its_address(meeting: Meeting) -> None:
+def test_each_membership_is_another_node_and_knows_its_address(meeting: Meeting) -> None:
     handler = meeting.node("a")
 
     names = []
@@ -601,7 +601,7 @@ def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting
     assert ("left", False) == (left.kind, closed_before)
 
 
-def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) -> None:
+def test_closing_a_handler_notifies_the_agent_with_its_membership(meeting: Meeting) -> None:
     handler = meeting.node("a")
     with handler.open_membership(3) as member:
         member.join(1, "default")
@@ -619,7 +619,7 @@ def test_a_handler_that_an_agent_has_the_place_of_seeks_no_round(meeting: Meetin
         handler.next_rendezvous()
 
 
-def test_a_handler_that_is_in_use_is_not_lent(meeting: Meeting) -> None:
+def test_open_membership_is_refused_for_a_handler_in_use(meeting: Meeting) -> None:
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)
 
@@ -627,7 +627,7 @@ def test_a_handler_that_is_in_use_is_not_lent(meeting: Meeting) -> None:
         pass
 
 
-def test_a_handler_that_was_shut_down_is_not_lent(meeting: Meeting) -> None:
+def test_open_membership_is_refused_after_shutdown(meeting: Meeting) -> None:
     handler = meeting.node("a")
     handler.shutdown()
 

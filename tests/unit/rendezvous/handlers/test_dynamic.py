@@ -1,4 +1,4 @@
-"""What a handler over a shared state goes by, and what it refuses; nothing is contacted."""
+"""Settings and refusals of a handler over a shared state; nothing is contacted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_settings_are_what_was_given() -> None:
     assert (7.0, 8.0) == (handler.job.join_timeout, handler.job.heartbeat)
 
 
-def test_a_silence_in_which_nobody_could_be_heard_is_made_longer() -> None:
+def test_heartbeat_limit_that_is_too_short_is_made_longer() -> None:
     """torch takes it."""
     limits = RendezvousTimeout(heartbeat=timedelta(milliseconds=20))
 
@@ -107,13 +107,13 @@ def test_no_node_is_lost_while_one_heartbeat_may_take() -> None:
         ({"keep_alive_max_attempt": "3"}, "keep_alive_max_attempt='3' must be a whole number"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: dict[str, Any], why: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         made(**arguments)
 
 
 @pytest.mark.parametrize("backend", [None, "c10d", object()])
-def test_what_is_no_back_end_is_refused(backend: Any) -> None:
+def test_invalid_backend_is_refused(backend: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"backend=.* is not a RendezvousBackend: it lacks name, get_state, set_state"
     ):

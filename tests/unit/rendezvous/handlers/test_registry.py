@@ -92,7 +92,7 @@ def test_an_unknown_back_end_is_named_beside_those_that_are_known(registry: Rend
         registry.create_handler(params("redis"))
 
 
-def test_a_handler_of_another_name_than_asked_for_is_a_runtime_error(registry: RendezvousHandlerRegistry) -> None:
+def test_handler_with_another_backend_name_raises_runtime_error(registry: RendezvousHandlerRegistry) -> None:
     registry.register("yours", Handler)
 
     with pytest.raises(

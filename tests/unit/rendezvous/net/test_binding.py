@@ -40,7 +40,7 @@ def test_a_literal_address_of_another_machine_is_elsewhere() -> None:
     assert "192.0.2.7 is not an address of this machine" in outcome.why
 
 
-def test_who_comes_second_sees_that_the_endpoint_is_taken() -> None:
+def test_bind_reports_an_endpoint_that_is_already_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 

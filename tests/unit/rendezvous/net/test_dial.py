@@ -1,4 +1,4 @@
-"""What an attempt to connect says, and that nothing of it blocks."""
+"""Attempts to connect: their results and errors, and that none of them blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_first_address_that_answers_is_taken() -> None:
     assert (V4, "127.0.0.1") == answer
 
 
-def test_a_refusal_is_told_apart_and_names_endpoint_and_address() -> None:
+def test_refusal_has_its_own_error_with_endpoint_and_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
@@ -34,7 +34,7 @@ def test_a_refusal_is_told_apart_and_names_endpoint_and_address() -> None:
         probe("localhost", port, [V4], LONG)
 
 
-def test_silence_is_told_apart_and_ends_in_time() -> None:
+def test_silence_is_distinguished_from_refusal_and_times_out() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

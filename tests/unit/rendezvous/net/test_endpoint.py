@@ -1,4 +1,4 @@
-"""What an endpoint says, and what it must not be mistaken for."""
+"""Reading of endpoints, and mistakes that it must not make."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_text_is_anything_but_an_endpoint_or_an_error(text: str) -> None:
 
 
 @given(st.ip_addresses().map(str) | st.sampled_from(["localhost", "node-1.x"]), st.integers(0, 65535))
-def test_what_was_spelled_is_read_back(host: str, port: int) -> None:
+def test_spelled_endpoint_is_parsed_to_the_same_host_and_port(host: str, port: int) -> None:
     assert (host, port) == parse_rendezvous_endpoint(spell(host, port), 29400)
 
 
@@ -108,7 +108,7 @@ def test_loopback_is_known_without_a_look_up(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["node1", "localhost.example", "10.0.0.1", "10.1", "0.0.0.0", "::", "fe80::1"])
-def test_other_hosts_are_no_loopback(host: str) -> None:
+def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

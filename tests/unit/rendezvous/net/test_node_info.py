@@ -1,4 +1,4 @@
-"""What a node binds for a round, and where it says that it can be reached."""
+"""Sockets that a node binds for a round, and the addresses that it reports for itself."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_own_addresses_are_addresses_that_others_can_use() -> None:
         assert not ipaddress.ip_address(address).is_loopback
 
 
-def test_where_the_jobs_store_serves_the_workers_nothing_is_bound() -> None:
+def test_nothing_is_bound_if_the_jobs_store_serves_the_workers() -> None:
     offer = FixedNodeInfo("node1", lambda: 29500, 0, lambda: True)
 
     assert (("node1",), 29500, 0) == (

@@ -186,7 +186,7 @@ def test_wait_for_a_node_ends_if_it_must_act_sooner(stage: Stage) -> None:
         member.close()
 
 
-def test_the_connection_for_notices_is_opened_before_ranks_are_asked_for(stage: Stage) -> None:
+def test_connection_for_notices_opens_before_ranks_are_requested(stage: Stage) -> None:
     """Rule: what a round needs besides messages is there before it."""
     cloned = threading.Event()
 
@@ -230,7 +230,7 @@ class Asks:
         (1, events.ConnectionThread.WATCH, 1),
     ],
 )
-def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
+def test_thread_that_receives_its_own_result_wakes_no_other_thread(
     connection: int, thread: events.ConnectionThread, woken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule: but one of a connection that was given up wakes whoever has the work now."""
@@ -273,7 +273,7 @@ def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) ->
     assert expected == stage.hear(5)
 
 
-def test_what_may_not_be_said_is_the_speakers_error(member: NodeClient) -> None:
+def test_post_of_an_invalid_report_raises_state_error(member: NodeClient) -> None:
     with pytest.raises(RendezvousStateError):
         member.post(Failed(member.node, "x", ()))  # type: ignore[arg-type]
 
@@ -411,7 +411,7 @@ def until(member: NodeClient, condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["dead", "frozen"])
-def test_who_gets_no_answer_is_told_to_stop_and_in_the_end_to_give_up(stage: Stage, fault: str) -> None:
+def test_node_without_answers_is_stopped_and_finally_gives_up(stage: Stage, fault: str) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.5))
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state), limits=Limits(reconnect_timeout=0.5))
@@ -444,7 +444,7 @@ def test_a_message_that_a_broken_connection_swallowed_is_sent_again(stage: Stage
     member.close()
 
 
-def test_a_held_node_sends_no_heartbeats(stage: Stage) -> None:
+def test_paused_node_sends_no_heartbeats(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.2))
     member = make(stage)
     member.join(1, "trainer")
@@ -462,7 +462,7 @@ def test_a_held_node_sends_no_heartbeats(stage: Stage) -> None:
 # Whose job it is.
 
 
-def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
+def test_error_states_what_was_wrong_if_no_job_is_found(stage: Stage) -> None:
     now = 100.0
 
     def dial(timeout: float) -> Exchange:
@@ -510,9 +510,7 @@ def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> Non
     member.close()
 
 
-def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_seeking_node_logs_what_is_wrong_and_the_time_left(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
 
     def dial(timeout: float) -> Exchange:

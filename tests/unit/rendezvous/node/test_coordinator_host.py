@@ -138,7 +138,7 @@ def test_a_join_is_answered_in_the_mailbox_of_its_message(office: Office) -> Non
     assert isinstance(office.read(office.join("a"), 0), RankAssignment)
 
 
-def test_the_job_is_told_to_whoever_comes(office: Office) -> None:
+def test_announcement_describes_the_job_to_joining_nodes(office: Office) -> None:
     assert ("job", "host", 1, 3, False) == (
         office.announcement.run_id,
         office.announcement.host,
@@ -189,7 +189,7 @@ def test_closing_waits_for_those_who_have_not_read_the_end(office: Office) -> No
     assert not closer.is_alive()
 
 
-def test_who_left_is_not_waited_for(office: Office) -> None:
+def test_node_that_left_is_not_waited_for(office: Office) -> None:
     office.read(office.join("a"), 0)
     office.say(Leave("a", "signal 15"))
     began = time.monotonic()
@@ -222,7 +222,7 @@ def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
     assert "the node that hosts the store left" in final.why
 
 
-def test_a_coordinator_that_breaks_tells_everybody(
+def test_broken_coordinator_notifies_every_node(
     office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mailbox = office.join("a")
@@ -298,7 +298,7 @@ def test_a_removed_heartbeat_of_the_coordinator_is_written_again() -> None:
     office.host.close()
 
 
-def test_a_message_that_was_removed_ends_the_job_with_a_clear_word() -> None:
+def test_removed_message_ends_the_job_with_a_clear_reason() -> None:
     office = Office(BRISK)
     mailbox = office.join("a")
     office.read(mailbox, 0)
@@ -332,7 +332,7 @@ def signed() -> Iterator[Office]:
         {"place": ""},
     ],
 )
-def test_with_a_token_nothing_forged_is_heard(
+def test_job_with_a_token_refuses_forged_reports(
     signed: Office, forgery: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     signed.say(Join("x", OFFER), **forgery)
@@ -392,7 +392,7 @@ def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixtu
     assert "another node coordinates" in caplog.text
 
 
-def test_when_the_job_is_over_its_id_is_free_again() -> None:
+def test_id_of_a_job_is_free_again_after_its_end() -> None:
     diary = Diary(MemoryExchange())
     office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
     mailbox = office.join("a")
@@ -405,7 +405,7 @@ def test_when_the_job_is_over_its_id_is_free_again() -> None:
     assert diary.purged
 
 
-def test_a_damaged_document_ends_the_job_with_a_clear_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_document_ends_the_job_with_a_clear_message(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
     diary.data = b'{"v":1}'
     office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)

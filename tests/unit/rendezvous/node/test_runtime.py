@@ -62,7 +62,7 @@ def test_a_dead_agent_is_spoken_for_once() -> None:
     assert [("its agent died", 3, True)] == member.asked
 
 
-def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
+def test_runtime_reports_an_agent_that_ends_without_leaving() -> None:
     made, member = runtime()
 
     made.close(0.0)
@@ -70,7 +70,7 @@ def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
     assert [("its agent ended without leaving the job", None, True)] == member.asked
 
 
-def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
+def test_store_host_that_leaves_after_the_end_is_not_waited_for() -> None:
     said: list[str | None] = []
 
     class Over:
@@ -126,7 +126,7 @@ def test_host_name_has_time_to_be_found_with_join_timeout_0(join_timeout: float,
     assert [pytest.approx(patience)] == [deadline - made._role._began for deadline in deadlines]
 
 
-def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
+def test_node_reports_nothing_more_after_its_reason_to_leave() -> None:
     """The store's host would end the job with the second word, if the first one was not read yet."""
     made, member = runtime()
     made._left(Leave("n1/1-a", "ConfigError: 5 is no number"))
@@ -184,7 +184,7 @@ def words_of(member: NodeClient) -> list[Any]:
     raise AssertionError(f"no word within {LIMIT:g} s")
 
 
-def test_an_election_is_won_however_late_the_station_knows_its_member(
+def test_election_is_won_even_if_the_role_knows_its_member_late(
     state: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elected = threading.Event()
@@ -215,7 +215,7 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
 
 
 @pytest.mark.parametrize("place", ["is_over", "_new_host"])
-def test_a_node_whose_election_breaks_ends_with_the_reason(
+def test_node_whose_election_fails_ends_with_the_reason(
     state: InMemory, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def broken(*_: Any) -> Any:
@@ -335,7 +335,7 @@ def test_strangers_name_of_the_served_job_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("guest", HUGE)
-def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
+def test_long_ids_of_other_jobs_do_not_enlarge_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
     made, member = runtime()
     member.final = None
 

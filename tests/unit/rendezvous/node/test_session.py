@@ -100,7 +100,7 @@ class Shell:
     now: float = 100.0
     connection: int = 1
     asked: dict[ConnectionThread, Ask] = Factory(dict)
-    """What each lane is busy with."""
+    """Request in progress on each lane."""
     done: list[Action] = Factory(list)
     heartbeats: int = 0
 
@@ -118,7 +118,7 @@ class Shell:
         return list(actions)
 
     def what(self, lane: ConnectionThread = ConnectionThread.SPEAK) -> Any:
-        """What is being done on the lane; None: nothing."""
+        """Return the operation in progress on the lane; None if there is none."""
         return self.asked[lane].operation if lane in self.asked else None
 
     def answer(self, result: Any = None, lane: ConnectionThread = ConnectionThread.SPEAK) -> list[Action]:
@@ -175,7 +175,7 @@ class Shell:
         self.posted().beaten()
 
     def deleted(self) -> tuple[str, ...]:
-        """What is deleted now; none, where the next notice is waited for."""
+        """Return the keys that are deleted now; none if the session waits for the next notice."""
         if isinstance(self.what(ConnectionThread.WATCH), Take):
             return ()
         delete = self.what(ConnectionThread.WATCH)
@@ -218,7 +218,7 @@ def why_lost(shell: Shell) -> str:
 # finding the job
 
 
-def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
+def test_session_connects_at_once_and_waits_for_the_greeting() -> None:
     _, actions = Session.begin(NodeIdentity("job", "b", None), Limits(), 0.0)
     shell = Shell()
 
@@ -229,7 +229,7 @@ def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
     assert ANNOUNCEMENT == shell.what().key
 
 
-def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
+def test_node_keeps_waiting_without_a_coordinator_and_logs_a_warning() -> None:
     shell = Shell()
     shell.hear(Seek(2, "trainer"))
     shell.hear(Connected(1))
@@ -271,7 +271,7 @@ def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
     assert Disconnect(1) in shell.done
 
 
-def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
+def test_node_leaves_a_restarted_job_after_a_new_connection() -> None:
     shell = Shell().greeted()
     shell.hear(ConnectionLost(1, "reset"))
 
@@ -305,7 +305,7 @@ def test_an_attempt_that_fails_is_made_again() -> None:
     assert [OpenConnection(2, ATTEMPT)] == actions
 
 
-def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
+def test_answers_on_an_abandoned_connection_are_ignored() -> None:
     shell = Shell().greeted().joined()
     old = shell.asked[ConnectionThread.WATCH]
     shell.hear(ConnectionLost(1, "reset"))
@@ -323,7 +323,7 @@ def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
 # messages
 
 
-def test_ranks_are_asked_for_with_what_this_node_brings() -> None:
+def test_node_requests_ranks_with_its_own_description() -> None:
     shell = Shell().greeted()
 
     shell.hear(Seek(2, "trainer"))
@@ -348,7 +348,7 @@ def test_messages_wait_for_contact_and_go_out_in_order() -> None:
     assert [Envelope(number + 1, report) for number, report in enumerate(reports)] == said
 
 
-def test_a_message_whose_connection_broke_is_said_again_with_its_number() -> None:
+def test_message_is_sent_again_with_its_number_after_connection_loss() -> None:
     shell = Shell().greeted()
     shell.hear(SendReport(Leave("b", "bye")))
     first = shell.envelope()
@@ -371,7 +371,7 @@ def failures(shell: Shell) -> list[tuple[int, int]]:
     return [(note.rank, len(note.message) + len(note.traceback)) for note in report.failures]
 
 
-def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
+def test_unrequested_failure_report_is_short_and_never_repeated() -> None:
     shell = Shell().greeted().joined()
     shell.hear(SendReport(Failed("b", 0, NOTES)))
     assert len(shell.what().data) <= EARLY
@@ -401,7 +401,7 @@ def test_a_node_with_the_root_cause_sends_all_of_it_on_request(gone: bool) -> No
     assert () == shell.words()
 
 
-def test_caution_is_logged_here_and_the_agent_hears_nothing_of_it() -> None:
+def test_caution_is_logged_here_and_not_passed_to_the_agent() -> None:
     shell = Shell().greeted().joined()
     shell.reads(Caution("node c runs something else"))
 
@@ -409,7 +409,7 @@ def test_caution_is_logged_here_and_the_agent_hears_nothing_of_it() -> None:
     assert () == shell.words()
 
 
-def test_once_asked_it_says_all_of_what_comes_later() -> None:
+def test_later_failures_are_sent_in_full_after_details_are_requested() -> None:
     shell = Shell().greeted().joined()
     shell.reads(Elaborate(0))
     assert shell.what() is None
@@ -432,7 +432,7 @@ def test_request_for_failures_of_another_round_is_not_answered() -> None:
 ENDED = Final(False, "a worker failed", "a", NOTES[0])
 
 
-def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> None:
+def test_root_cause_stored_elsewhere_is_read_before_end_is_reported() -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
     assert () == shell.words()
@@ -446,7 +446,7 @@ def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> No
 
 
 @pytest.mark.parametrize("data", [None, b"", b"{", encode(NodeHeartbeat(1)), encode(Failed("a", 0, NOTES[1:2]))])
-def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes | None) -> None:
+def test_end_is_reported_in_brief_if_full_root_cause_is_missing(data: bytes | None) -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
 
@@ -471,7 +471,7 @@ def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
     assert (ENDED,) == shell.words()
 
 
-def test_a_request_that_is_said_again_brings_the_same() -> None:
+def test_request_repeated_after_reconnect_is_unchanged() -> None:
     shell = Shell().greeted()
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
@@ -532,7 +532,7 @@ def test_refusal_for_another_reason_than_size_shortens_nothing() -> None:
 # heartbeats
 
 
-def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
+def test_heartbeats_start_with_the_request_and_repeat_each_interval() -> None:
     shell = Shell().greeted()
     assert shell.session.speaks_at() is None
     shell.joined()
@@ -544,7 +544,7 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
         shell.beaten().reads(SEAT)
 
 
-def test_heartbeats_rest_while_they_are_held() -> None:
+def test_node_sends_no_heartbeats_while_they_are_suspended() -> None:
     shell = Shell().greeted().joined()
 
     shell.hear(SuspendHeartbeats(True))
@@ -557,7 +557,7 @@ def test_heartbeats_rest_while_they_are_held() -> None:
     assert [NODE_HEARTBEAT] == list(shell.what().values)
 
 
-def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
+def test_node_learns_last_read_heartbeat_while_its_own_are_suspended() -> None:
     """Its launcher stands still, so that it writes no other: it must know all the same how long its workers have."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
@@ -582,7 +582,7 @@ def test_node_without_acknowledged_heartbeats_is_fenced_and_reconnects() -> None
     assert 100.0 + KILL * HEARTBEAT == shell.session.kill_at()
 
 
-def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
+def test_member_leaves_a_restarted_job_after_its_heartbeat_changes() -> None:
     """Its heartbeat is none of ours, so that contact is sought anew: even where any node may coordinate."""
     shell = Shell(Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)[0]).greeted().joined()
 
@@ -613,14 +613,14 @@ def test_invalid_heartbeat_of_the_coordinator_is_refused_and_named(junk: bytes) 
     assert "coordinator" in lost.why
 
 
-def test_the_coordinators_heartbeat_says_who_waits() -> None:
+def test_coordinator_heartbeat_reports_waiting_nodes() -> None:
     shell = Shell().greeted().joined()
     shell.hears(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
 
-def test_a_node_that_waits_says_for_whom_as_far_as_it_knows() -> None:
+def test_waiting_node_logs_which_node_is_missing_as_far_as_known() -> None:
     shell = Shell().greeted().joined()
     lines = []
     for count, status in enumerate(["", "for node c", "for node c", "for node c"], 2):
@@ -648,7 +648,7 @@ def test_notices_are_read_one_after_the_other_and_deleted() -> None:
     assert Take(key(1), SLICE) == shell.what(ConnectionThread.WATCH)
 
 
-def test_nobody_who_is_to_join_the_next_round_stops_to_delete_what_said_so() -> None:
+def test_node_due_for_next_round_does_not_stop_to_delete_round_end() -> None:
     """Until there are ranks again all nodes are in a hurry, and each deletion is a request."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
@@ -708,7 +708,7 @@ def test_wait_is_woken_by_the_message_before_the_request() -> None:
     assert {waits.key: b""} == shell.what().values
 
 
-def test_the_next_message_wakes_the_lane_where_the_store_refused_one() -> None:
+def test_next_message_wakes_the_lane_after_the_store_refused_one() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
     shell.hear(Seek(2, "trainer"))
@@ -719,7 +719,7 @@ def test_the_next_message_wakes_the_lane_where_the_store_refused_one() -> None:
     assert {waits.key: b""} == shell.what().values
 
 
-def test_who_was_woken_is_not_woken_again() -> None:
+def test_lane_already_woken_is_not_woken_again() -> None:
     shell = Shell().greeted().joined()
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
@@ -741,7 +741,7 @@ def test_untaken_answers_to_an_old_request_are_dropped_with_a_new_one() -> None:
     assert () == shell.words()
 
 
-def test_a_notice_in_the_mailbox_of_an_old_wish_is_not_believed() -> None:
+def test_notice_in_the_mailbox_of_an_old_request_is_ignored() -> None:
     shell = Shell().greeted().joined()
 
     shell.hear(Seek(2, "trainer"))
@@ -750,7 +750,7 @@ def test_a_notice_in_the_mailbox_of_an_old_wish_is_not_believed() -> None:
     assert () == shell.words()
 
 
-def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
+def test_ranks_that_arrive_while_contact_is_lost_are_discarded() -> None:
     shell = Shell().greeted().joined()
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.words()
@@ -802,7 +802,7 @@ def test_the_workers_time_counts_from_the_last_heartbeat_that_was_read(told: Coo
     assert shell.session.kill_at() == read + KILL * HEARTBEAT
 
 
-def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
+def test_ranks_thousands_of_heartbeats_late_are_discarded() -> None:
     """Which of its heartbeats was read would not be clear any more, however often the coordinator says so."""
     shell = Shell().greeted().joined()
     for _ in range(2, 2051):
@@ -817,7 +817,7 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
 
 
 @pytest.mark.parametrize("heard", [0, 1])
-def test_doubtful_ranks_are_passed_on_once_the_node_was_heard_again(heard: int) -> None:
+def test_stale_ranks_are_passed_on_once_node_heartbeats_are_read_again(heard: int) -> None:
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
     shell.beats(4)
@@ -832,7 +832,7 @@ def test_doubtful_ranks_are_passed_on_once_the_node_was_heard_again(heard: int) 
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
 
 
-def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None:
+def test_ranks_as_old_as_the_last_heartbeats_are_passed_on_at_once() -> None:
     shell = Shell().greeted().joined()
     shell.beats(2)
 
@@ -856,7 +856,7 @@ def test_ranks_too_late_for_an_ended_round_are_none(then: RoundEnd | Final) -> N
     assert then == told
 
 
-def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
+def test_late_ranks_are_discarded_after_contact_is_lost() -> None:
     shell = Shell().greeted().joined()
     shell.beats(4)
     shell.reads(SEAT)
@@ -884,7 +884,7 @@ def test_unanswered_request_for_ranks_is_sent_again_with_its_number() -> None:
     ] == said
 
 
-def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
+def test_node_repeats_request_to_new_coordinator_with_all_it_has_seen() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
@@ -904,7 +904,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
     assert kill_at == pytest.approx(shell.now + (KILL - FENCE) * HEARTBEAT)
 
 
-def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
+def test_node_that_slept_starts_clean_after_a_new_request_for_ranks() -> None:
     shell = Shell().greeted().joined()
     shell.hears(CoordinatorHeartbeat("nonce", 90))
     assert 1 == len(shell.words())
@@ -919,7 +919,7 @@ def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     assert shell.session.kill_at() == pytest.approx(shell.now + KILL * HEARTBEAT)
 
 
-def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
+def test_regular_coordinator_heartbeat_stops_no_node() -> None:
     """A node is fenced FENCE after a heartbeat that was read before the first look: that is 15 ticks at most."""
     shell = Shell().greeted().joined()
     for count in (16, 31, 46):
@@ -982,7 +982,7 @@ def test_after_the_end_only_a_new_request_to_join_is_awaited() -> None:
     assert isinstance(shell.what(ConnectionThread.WATCH), Take)
 
 
-def test_closing_says_what_is_to_be_said_and_parts() -> None:
+def test_closing_session_sends_pending_report_and_disconnects() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
     shell.hear(SendReport(Leave("b", "bye")))
@@ -998,7 +998,7 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
     assert shell.session.left
 
 
-def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
+def test_session_closed_while_connecting_still_sends_pending_report() -> None:
     shell = Shell()
     shell.hear(SendReport(Leave("b", "bye")))
     shell.hear(CloseSession())
@@ -1013,7 +1013,7 @@ def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
     assert [Disconnect(1)] == Shell().hear(CloseSession())
 
 
-def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
+def test_session_closed_without_contact_does_not_reconnect() -> None:
     shell = Shell()
     shell.hear(SendReport(Leave("b", "bye")))
     shell.hear(CloseSession())
@@ -1074,7 +1074,7 @@ def test_a_node_that_waits_for_ranks_no_more_does_not_say_that_it_waits(
     assert (shell.session.wake_at(), said) == (None, [])
 
 
-def test_an_error_that_nothing_mends_is_kept_and_the_first_one_counts() -> None:
+def test_first_permanent_error_is_kept_when_a_second_one_arrives() -> None:
     shell = Shell()
 
     shell.hear(Refused(None, RendezvousStateError("first")))
@@ -1107,7 +1107,7 @@ def refused(shell: Shell) -> Shell:
     return shell
 
 
-def test_agent_hears_that_the_store_is_gone_before_the_error() -> None:
+def test_agent_gets_notice_of_lost_store_before_the_error() -> None:
     shell = refused(Shell().greeted().joined())
 
     assert ["the host of the job's store is gone: refused"] == [
@@ -1117,7 +1117,7 @@ def test_agent_hears_that_the_store_is_gone_before_the_error() -> None:
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_silent_store_is_gone_for_the_only_coordinator(host: str) -> None:
+def test_silent_store_counts_as_lost_only_on_its_sole_coordinator(host: str) -> None:
     """Elsewhere the job may go on, and repeat what was done here."""
     shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
 
@@ -1125,7 +1125,7 @@ def test_silent_store_is_gone_for_the_only_coordinator(host: str) -> None:
     assert isinstance(shell.session.error, RendezvousConnectionError)
 
 
-def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
+def test_store_is_not_reported_lost_if_another_node_may_coordinate() -> None:
     session, _ = Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)
     shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
 
@@ -1221,7 +1221,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
 # what it has seen
 
 
-def test_a_join_says_how_far_the_job_had_come() -> None:
+def test_join_states_how_far_the_job_has_progressed() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
@@ -1243,7 +1243,7 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
         (None, 0),
     ],
 )
-def test_a_newcomer_says_which_heartbeat_lay_beside_the_greeting(beside: bytes | None, heard: int) -> None:
+def test_joining_node_names_the_heartbeat_beside_the_greeting(beside: bytes | None, heard: int) -> None:
     shell = Shell()
     shell.hear(Connected(1))
     shell.answer(True)
@@ -1291,7 +1291,7 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
     assert (evolve(SEAT, round=5),) == shell.words()
 
 
-def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
+def test_heartbeat_with_the_end_of_the_job_ends_the_session() -> None:
     shell = Shell().greeted().joined()
     shell.hears(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))
 
@@ -1330,7 +1330,7 @@ def test_old_mailboxes_are_deleted_with_the_first_new_notice() -> None:
     assert (key(1, "b/2"), key(2, "b/2")) == shell.deleted()
 
 
-def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
+def test_failed_deletions_are_repeated_by_the_next_connection() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     shell.deleted()
@@ -1353,5 +1353,5 @@ def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
         (("c10d at a:1", "", "nobody"), " (c10d at a:1; nobody)"),
     ],
 )
-def test_where_a_job_was_sought_is_said_as_far_as_it_is_known(known: tuple[str, str, str], text: str) -> None:
+def test_text_names_where_job_was_searched_as_far_as_known(known: tuple[str, str, str], text: str) -> None:
     assert text == search(*known)

@@ -128,13 +128,13 @@ def test_a_late_answer_on_the_old_connection_counts_no_less() -> None:
     assert 0.9 == contact.acknowledged
 
 
-def test_a_fenced_node_is_told_once() -> None:
+def test_node_is_fenced_only_once() -> None:
     _, done = play(live(), *((second, TimePassed()) for second in (7.5, 8.0, 8.5, 10.0)))
 
     assert 1 == len([action for action in done if isinstance(action, Fence)])
 
 
-def test_contact_that_came_back_is_watched_anew() -> None:
+def test_restored_contact_is_watched_again() -> None:
     contact, _ = play(live(), (7.5, TimePassed()), (8.0, Greeted(10.0)), (8.1, HeartbeatRead(8.05, 3)))
 
     assert not contact.fenced
@@ -142,7 +142,7 @@ def test_contact_that_came_back_is_watched_anew() -> None:
     assert [Fence] == [type(action) for action in actions if not isinstance(action, ReplaceConnection)]
 
 
-def test_contact_that_came_back_and_stays_silent_is_sought_anew() -> None:
+def test_silent_connection_is_replaced_after_contact_was_restored() -> None:
     contact, _ = play(live(), (7.5, TimePassed()), (8.0, Greeted(10.0)))
     wake = wake_at(contact)
 
@@ -159,7 +159,7 @@ def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
     assert contact.live
 
 
-def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
+def test_host_that_refuses_repeatedly_after_contact_counts_as_lost() -> None:
     contact = live()
     now = 1.0
     done: list[Action] = []
@@ -174,7 +174,7 @@ def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
     assert ("the host of the job's store is gone: node1:29400 refused", True) == (end.why, end.gone)
 
 
-def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
+def test_refusals_do_not_end_contact_if_coordination_can_move() -> None:
     contact, done = play(
         live(elected=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
     )
@@ -204,7 +204,7 @@ def fences(done: list[Action]) -> list[str]:
     return [action.why for action in done if isinstance(action, Fence)]
 
 
-def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> None:
+def test_node_with_ranks_is_fenced_if_its_stored_heartbeats_are_unread() -> None:
     """Somebody may have removed it."""
     contact, done = play(assigned(), *heartbeats(6.0), (7.49, TimePassed()))
     assert [] == done
@@ -235,13 +235,13 @@ def test_a_heartbeat_that_was_read_counts_from_its_sending(
 
 @pytest.mark.parametrize("elected", [False, True])
 def test_a_silent_coordinator_fences_where_no_other_takes_over(elected: bool) -> None:
-    """Where another one does, it gives each node the whole time anew."""
+    """With an election, a new coordinator grants each node the full time again."""
     _, done = play(assigned(elected=elected), *heartbeats(60.0, count=1))
 
     assert (0 if elected else 1) == len(fences(done))
 
 
-def test_a_living_elected_coordinator_that_read_nothing_is_heeded() -> None:
+def test_live_elected_coordinator_that_read_nothing_is_believed() -> None:
     contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, HeartbeatRead(6.0, 1)))
     assert 15.5 == kill_at(contact)
 
@@ -321,7 +321,7 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 
 
 @pytest.mark.parametrize("count", [NO_HEARTBEAT, (1 << 32) + 19])
-def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(count: int) -> None:
+def test_heartbeat_of_removed_or_older_coordinator_shows_no_sleep(count: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
     looks = ((3.0, HeartbeatRead(3.0, (2 << 32) + 5)), (6.0, HeartbeatRead(6.0, count)))
     _, done = play(live(elected=True), *looks)
@@ -332,7 +332,7 @@ def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(count: in
 @pytest.mark.parametrize("count", [NO_HEARTBEAT, 4])
 @pytest.mark.parametrize("elected", [False, True])
 def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(count: int, elected: bool) -> None:
-    """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
+    """An adversary that hides the one may delete the other: no node may run beside successors."""
     contact, _ = play(live(elected=elected), (3.0, HeartbeatRead(3.0, 5)))
 
     looks = tuple((at, HeartbeatRead(at, count)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))

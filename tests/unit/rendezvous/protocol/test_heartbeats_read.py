@@ -11,7 +11,7 @@ COUNTS = st.integers(1, 2**40)
 
 
 @given(COUNTS, st.integers(0, REPORT_MODULO - 1), st.integers(0, 3))
-def test_who_knows_of_one_that_was_read_before_knows_which_is_meant(known: int, more: int, rank: int) -> None:
+def test_known_earlier_count_identifies_the_heartbeat_that_was_read(known: int, more: int, rank: int) -> None:
     counts = [0, 7, 0, 9]
     counts[rank] = known + more
 
@@ -26,9 +26,9 @@ def test_other_numbers_mean_none_or_one_not_below_the_known(known: int, text: st
 
 
 @pytest.mark.parametrize("last", ["", "a", "..", "a.", ".a", "\u00e9a"])
-def test_what_is_no_number_says_that_none_was_read(last: str) -> None:
+def test_invalid_number_means_that_no_heartbeat_was_read(last: str) -> None:
     assert -1 == HeartbeatsRead(0, last).count(0, 5)
 
 
-def test_one_that_was_not_read_is_told_so() -> None:
+def test_node_without_a_read_heartbeat_is_encoded_as_unread() -> None:
     assert HeartbeatsRead(4, "..ab..") == HeartbeatsRead.of(4, [0, 1, 0])

@@ -1,4 +1,4 @@
-"""What a message looks like on the wire, and what is refused."""
+"""Form of messages on the wire, and refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_tests_build_every_message() -> None:
 
 
 @given(st.one_of(*BUILDERS.values()))
-def test_what_was_encoded_decodes_to_the_same(message: Message) -> None:
+def test_encoded_message_decodes_to_the_same(message: Message) -> None:
     assert message == decode(encode(message))
 
 
@@ -104,7 +104,7 @@ def note(**changes: Any) -> bytes:
         (broken(node=1).replace(b"1", b"1" * 5000), "not a message"),
     ],
 )
-def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:
+def test_invalid_message_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(RendezvousStateError, match=said):
         decode(data)
 
@@ -119,7 +119,7 @@ def test_a_join_of_a_peer_that_does_not_know_of_heartbeats_is_read(key: bytes | 
 
 
 @given(strange)
-def test_nothing_that_is_no_message_breaks_the_decoder(data: bytes) -> None:
+def test_decoder_refuses_any_invalid_message_with_a_short_error(data: bytes) -> None:
     with pytest.raises(RendezvousStateError) as refusal:
         decode(data)
 
@@ -146,7 +146,7 @@ TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"
 
 
 def is_hidden(part: str) -> bool:
-    """Whether a character does something to a terminal, a line or the order of messages, or cannot be written."""
+    """Return whether *part* affects a terminal, a line or the order, or cannot be written."""
     kind = unicodedata.category(part)
     is_control = kind == "Cc" and part not in "\n\t"
     return is_control or kind in ("Cs", "Zl", "Zp") or unicodedata.bidirectional(part) in TURNS
@@ -168,7 +168,7 @@ def texts(value: Any) -> Iterator[str]:
 ESC, RIGHT_TO_LEFT, HALF = "\x1b", "\u202e", "\ud800"
 
 
-def test_what_would_move_the_cursor_or_forge_a_line_is_escaped_once() -> None:
+def test_cursor_movements_and_forged_lines_are_escaped_only_once() -> None:
     why = f"{ESC}[2Jgone\r\n[ERROR] forged\x9b31m{RIGHT_TO_LEFT}{HALF}\u2028"
     leave = decode(encode(Leave("a", why)))
 
@@ -221,7 +221,7 @@ KEY = key_of("secret")
 
 
 @given(st.one_of(*BUILDERS.values()), text)
-def test_what_was_signed_for_a_place_is_read_there(message: Message, place: str) -> None:
+def test_message_signed_for_a_place_is_read_there(message: Message, place: str) -> None:
     assert message == decode(encode(message, KEY, place), KEY, place)
 
 
@@ -242,7 +242,7 @@ def test_what_was_signed_for_a_place_is_read_there(message: Message, place: str)
         (json.dumps(body() | {"mac": "\ud800"}).encode(), KEY, "here", "with another token, or for another key"),
     ],
 )
-def test_what_was_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, said: str) -> None:
+def test_message_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, said: str) -> None:
     with pytest.raises(RendezvousStateError, match=said):
         decode(wire, key, place)
 

@@ -1,4 +1,4 @@
-"""What a node may say at most, and what is left out where it has more to say."""
+"""Limits of a node's messages, and the contents that are left out above them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_message_is_longer_than_its_limit(found: list[FailureNote], most: int
     assert size(kept) <= most
 
 
-def test_what_fits_is_told_whole() -> None:
+def test_report_that_fits_is_kept_whole() -> None:
     whole, usual = Stopped(NODE, 0, notes(1)), Failed(NODE, 0, notes(1, LONG[:3000]))
 
     assert whole == fitting(whole)
@@ -86,14 +86,14 @@ def test_what_fits_is_told_whole() -> None:
 
 
 @given(note_lists)
-def test_what_is_told_unasked_is_short_enough_for_thousands_of_nodes(found: list[FailureNote]) -> None:
+def test_unrequested_report_is_short_enough_for_thousands_of_nodes(found: list[FailureNote]) -> None:
     told = early(Failed(NODE, 0, tuple(found)), None)
 
     assert size(told) <= EARLY
     assert told.failures
 
 
-def test_what_is_told_unasked_says_of_which_failures_there_is_more() -> None:
+def test_unrequested_report_marks_failures_that_were_cut() -> None:
     (small,) = notes(1, "short")
     told = early(Failed(NODE, 0, (small, evolve(notes(1)[0], rank=1, age=3.0))), None)
 
@@ -152,7 +152,7 @@ def test_permanent_failure_is_reported_behind_thousands_of_others() -> None:
 
 @pytest.mark.parametrize("text", [LONG, "\U0001f600" * 9000, "\0" * 9000, "\n" * 9000])
 @pytest.mark.parametrize("most", [100, 1000, 5000])
-def test_a_text_that_was_cut_says_where_and_how_much(text: str, most: int) -> None:
+def test_shortened_text_states_where_and_how_much_was_cut(text: str, most: int) -> None:
     kept = cut(text, most)
 
     first, mark, last = kept.partition("[... ")
@@ -172,7 +172,7 @@ def test_a_text_costs_what_it_may_and_is_cut_only_where_it_must(text: str, most:
     assert kept == text or cost(text) > most
 
 
-def test_why_a_node_goes_is_a_line() -> None:
+def test_reason_why_node_leaves_is_cut_to_one_line() -> None:
     for report in (Leave(NODE, LONG), Close(NODE, LONG)):
         kept = fitting(report)
         assert isinstance(kept, (Leave, Close))

@@ -1,4 +1,4 @@
-"""What the sidecar carries between launcher and member, and what it does when neither can."""
+"""Messages that the sidecar carries between launcher and member, and its actions without both."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Desk:
         self.step()
 
     def said(self) -> list[Message]:
-        """What the launcher got, its signs of life apart; sockets that came along are closed."""
+        """Return the launcher's messages, without signs of life; close the received sockets."""
         found = []
         while wait_readable([self.launcher], 0):
             received = self.launcher.receive()
@@ -185,7 +185,7 @@ class Desk:
         return found
 
     def runs(self, pid: int) -> bool:
-        """Whether *pid* lives a moment later: a signal that was sent has done its work by then."""
+        """Return whether *pid* lives a moment later, when a sent signal has had its effect."""
         handle = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(handle, select.POLLIN)
@@ -217,7 +217,7 @@ def desk() -> Iterator[Desk]:
 # Words.
 
 
-def test_the_first_word_is_a_sign_of_life(desk: Desk) -> None:
+def test_first_message_is_a_sign_of_life(desk: Desk) -> None:
     received = desk.launcher.receive()
 
     assert received is not None and received[0] == {"op": "alive"}
@@ -241,7 +241,7 @@ def test_reports_reach_the_member(desk: Desk) -> None:
     ]
 
 
-def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
+def test_notices_reach_the_launcher_in_order(desk: Desk) -> None:
     end = RoundEnd(0, "rank 1 failed", True)
     desk.tell(PEERS, end, ContactLost("nobody answers", 1.5), StoreGone("refused"))
 
@@ -272,7 +272,7 @@ def test_ranks_without_a_socket_are_passed_on_alone(desk: Desk) -> None:
     assert [frame["op"] for frame in desk.said()] == ["notice"]
 
 
-def test_what_breaks_the_member_is_told_once(desk: Desk) -> None:
+def test_error_that_breaks_the_member_is_sent_once(desk: Desk) -> None:
     desk.tell(RendezvousTimeoutError("the job was not found"))
     desk.member.words.append(RendezvousTimeoutError("again"))
     desk.step()
@@ -280,7 +280,7 @@ def test_what_breaks_the_member_is_told_once(desk: Desk) -> None:
     assert desk.said() == [{"op": "error", "kind": "RendezvousTimeoutError", "text": "the job was not found"}]
 
 
-def test_an_error_that_is_nobodys_is_told_with_its_class() -> None:
+def test_unexpected_error_is_reported_with_its_class() -> None:
     frame = error_message(ZeroDivisionError("division by zero"))
 
     assert frame["text"] == "the sidecar failed: ZeroDivisionError: division by zero"
@@ -297,7 +297,7 @@ def test_log_lines_reach_the_launcher(desk: Desk, facts: dict[str, float]) -> No
     assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes", **facts}]
 
 
-def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:
+def test_number_of_waiting_nodes_is_sent_only_when_it_changes(desk: Desk) -> None:
     for desk.member.others in (0, 2, 2, 0):
         desk.step()
 
@@ -351,7 +351,7 @@ def test_a_launcher_is_dead_though_a_child_holds_its_channel(desk: Desk) -> None
     desk.step(expected=False)
 
 
-def test_what_a_dead_launcher_said_last_is_taken_in(desk: Desk) -> None:
+def test_last_report_of_a_dead_launcher_is_processed(desk: Desk) -> None:
     desk.launcher.send({"op": "report", "report": to_plain(Stopped("n1/1-a", 0, ()))})
     desk.launcher.close()
 
@@ -375,7 +375,7 @@ def test_a_silent_launchers_node_stops_beating_until_it_speaks(desk: Desk) -> No
     assert desk.member.asked == [("hold", True), ("hold", False)]
 
 
-def test_what_a_launcher_said_counts_before_its_silence(desk: Desk) -> None:
+def test_waiting_message_of_the_launcher_counts_before_its_silence(desk: Desk) -> None:
     desk.now += 10 * HEARTBEAT
 
     desk.hear("alive")
@@ -436,7 +436,7 @@ def test_workers_that_outlive_their_time_are_killed(desk: Desk) -> None:
     assert not desk.runs(desk.spawner)
 
 
-def test_the_launcher_hears_of_lost_contact_before_its_workers_die(desk: Desk) -> None:
+def test_launcher_gets_lost_contact_notice_before_workers_are_killed(desk: Desk) -> None:
     run_workers(desk)
     desk.member.kill_after = -1.0
     desk.tell(ContactLost("nobody answers", 1.5))
@@ -468,8 +468,8 @@ def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> Non
     assert (math.inf, 105.0, 107.0) == (without, known, desk.lease.ends_at())
 
 
-def test_ranks_are_told_with_its_lease(desk: Desk) -> None:
-    """Whoever starts workers reads it at once, and this process may be stopped before it goes on."""
+def test_lease_is_set_before_ranks_are_sent(desk: Desk) -> None:
+    """The spawner reads the lease at once; the sidecar may be stopped before its next step."""
     desk.hear("join", slots=2, role="trainer", generation=1)
     desk.member.kill_after = 5.0
     desk.member.words.append(PEERS)
@@ -557,7 +557,7 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     assert desk.runs(second)
 
 
-def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) -> None:
+def test_node_that_lost_contact_leaves_next_request_to_its_agent(desk: Desk) -> None:
     run_workers(desk)
 
     desk.tell(ContactLost("nobody answers", 1.5))
@@ -565,7 +565,7 @@ def test_a_node_that_lost_contact_leaves_the_next_wish_to_its_agent(desk: Desk) 
     assert desk.member.asked == [("join", 2, "trainer")]
 
 
-def test_a_spawner_that_has_ended_already_is_no_error(desk: Desk) -> None:
+def test_already_ended_spawner_is_not_an_error(desk: Desk) -> None:
     run_workers(desk)
     os.kill(desk.spawner, signal.SIGKILL)
     assert desk.bridge.guarded is not None
@@ -577,7 +577,7 @@ def test_a_spawner_that_has_ended_already_is_no_error(desk: Desk) -> None:
     assert desk.bridge.outlast(0.0)
 
 
-def test_workers_count_as_gone_only_when_their_spawner_is(desk: Desk) -> None:
+def test_workers_count_as_dead_only_when_their_spawner_has_ended(desk: Desk) -> None:
     bridge = desk.bridge
     before = bridge.outlast(0.0)
     desk.tell(PEERS)

@@ -178,7 +178,7 @@ def test_reports_go_over_in_their_order(member: SidecarClient, process: Process)
     ]
 
 
-def test_between_reports_the_launcher_says_that_it_lives(process: Process) -> None:
+def test_launcher_sends_signs_of_life_between_reports(process: Process) -> None:
     member = SidecarClient(job(heartbeat=0.05))
 
     ops = [process.heard()["op"] for _ in range(4)]
@@ -200,7 +200,7 @@ def test_no_report_waits_for_a_process_that_does_not_read(member: SidecarClient)
 # What comes.
 
 
-def test_notices_come_in_their_order(member: SidecarClient, process: Process) -> None:
+def test_notices_arrive_in_order(member: SidecarClient, process: Process) -> None:
     words: list[Notice] = [SEAT, RoundEnd(0, "rank 1 failed", True), Final(True, "all succeeded")]
     for word in words:
         process.tell(word)
@@ -216,7 +216,7 @@ def test_the_end_is_known_once_it_was_taken(member: SidecarClient, process: Proc
     assert (before, member.final) == (None, Final(True, "all succeeded"))
 
 
-def test_how_many_wait_is_known_as_the_process_told_it_last(member: SidecarClient, process: Process) -> None:
+def test_waiting_count_is_the_last_one_that_the_process_sent(member: SidecarClient, process: Process) -> None:
     counts = [member.waiting()]
     for count in (2, 1):
         process.say("waiting", count=count)
@@ -226,7 +226,7 @@ def test_how_many_wait_is_known_as_the_process_told_it_last(member: SidecarClien
     assert counts == [0, 2, 1]
 
 
-def test_ranks_bring_the_socket_of_the_workers_store_once(member: SidecarClient, process: Process) -> None:
+def test_socket_of_the_workers_store_is_returned_once_with_ranks(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
         taken(member)
@@ -237,9 +237,7 @@ def test_ranks_bring_the_socket_of_the_workers_store_once(member: SidecarClient,
             assert found.getsockname() == bound.getsockname()
 
 
-def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(
-    member: SidecarClient, process: Process
-) -> None:
+def test_unclaimed_socket_is_closed_when_the_next_one_arrives(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         process.tell(SEAT, first.fileno())
         taken(member)
@@ -264,7 +262,7 @@ def test_an_answer_to_an_earlier_request_is_none_any_more(member: SidecarClient,
     assert member.listener() is None
 
 
-def test_lost_contact_comes_as_the_process_tells_it(member: SidecarClient, process: Process) -> None:
+def test_lost_contact_arrives_as_the_process_reports_it(member: SidecarClient, process: Process) -> None:
     process.say("lost", why="no answer for 6 s", grace=1.5)
 
     assert taken(member) == [ContactLost("no answer for 6 s", 1.5)]
@@ -292,7 +290,7 @@ def test_an_error_over_there_is_raised_here_as_the_same_class(
     assert str(error) == "too few nodes came"
 
 
-def test_what_came_before_an_error_is_told_before_it(member: SidecarClient, process: Process) -> None:
+def test_notices_before_an_error_are_returned_first(member: SidecarClient, process: Process) -> None:
     process.say("lost", why="nobody answers", grace=1.0)
     process.say("error", kind="RendezvousConnectionError", text="gone")
 
@@ -304,7 +302,7 @@ def test_what_came_before_an_error_is_told_before_it(member: SidecarClient, proc
         member.drain()
 
 
-def test_what_the_process_logs_is_logged_here(
+def test_log_records_of_the_process_are_logged_here(
     member: SidecarClient, process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     process.say("log", level=logging.WARNING, text="waiting for 2 of 4 nodes")
@@ -349,7 +347,7 @@ def test_a_process_that_dies_is_replaced_under_the_nodes_name(member: SidecarCli
 def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
     member: SidecarClient, process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That one gets the coordinator's document and the listening socket, which stays open all the time."""
+    """The next one gets the coordinator's document and the listening socket, which stays open."""
     with socket.create_server(("127.0.0.1", 0)) as endpoint:
         place = endpoint.getsockname()
         process.say("hosts", endpoint.fileno())
@@ -383,7 +381,7 @@ def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> No
         os.kill(process.pid, 0)
 
 
-def test_a_dead_process_takes_reports_without_a_word(member: SidecarClient, process: Process) -> None:
+def test_posting_to_a_dead_process_raises_nothing(member: SidecarClient, process: Process) -> None:
     process.say("hosts")
     taken(member)
     process.end()
@@ -543,7 +541,7 @@ def test_a_process_that_does_not_part_is_killed(process: Process, monkeypatch: p
         os.kill(process.pid, 0)
 
 
-def test_after_the_end_nothing_comes_and_reports_are_refused(member: SidecarClient, process: Process) -> None:
+def test_closed_client_returns_no_notices_and_refuses_reports(member: SidecarClient, process: Process) -> None:
     process.end()
     member.close()
     member.close()

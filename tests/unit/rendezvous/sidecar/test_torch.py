@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def told(script: str, *path: Path) -> str:
-    """What a program prints that has `import_stores`."""
+    """Return the output of *script*, run in a program that has `import_stores`."""
     head = "from elasticlib.rendezvous.sidecar import _torch\nimport sys\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(script)],
@@ -52,7 +52,7 @@ def test_the_stores_are_torchs_own_and_nothing_else_of_it_is_imported() -> None:
 @pytest.mark.parametrize(
     "fault", ["_torch._TRIED = _torch.re.compile('0')", "sys.modules['torch._C'] = None", "import torch"]
 )
-def test_where_it_is_not_known_to_go_well_all_of_torch_is_there(fault: str) -> None:
+def test_whole_torch_is_used_if_partial_import_is_not_known_to_work(fault: str) -> None:
     script = f"""
     {fault}
     print(_torch.import_stores())

@@ -29,12 +29,12 @@ def test_without_heartbeats_nobody_is_silent() -> None:
 
 
 @pytest.mark.parametrize(("kill_at", "due"), [(None, False), (100.5, True), (100.6, False)])
-def test_workers_must_be_dead_when_their_time_has_come(kill_at: float | None, due: bool) -> None:
+def test_workers_must_be_dead_when_their_time_has_run_out(kill_at: float | None, due: bool) -> None:
     assert due is RUNNING.judge(100.5, kill_at).due
     assert not VIGIL.judge(100.5, kill_at).due
 
 
-def test_verdict_on_workers_holds_after_contact_until_they_are_gone() -> None:
+def test_verdict_on_workers_stays_after_contact_until_they_have_ended() -> None:
     """Others may have this node's ranks since."""
     due = RUNNING.judge(100.0, 99.0)
 
@@ -58,5 +58,5 @@ def test_signs_of_life_are_answered_from_time_to_time() -> None:
     assert (False, True, False) == (first, second, third)
 
 
-def test_it_wakes_for_whatever_is_due_first() -> None:
+def test_watch_wakes_for_the_event_due_first() -> None:
     assert (100.5, 101.5) == (RUNNING.wake_at(100.5), RUNNING.wake_at(105.0))

@@ -49,7 +49,7 @@ class Shell:
     done: list[Action] = Factory(list)
 
     def hear(self, *events: Event, after: float = 0.0) -> list[Action]:
-        """What is done after the last of them, but for logs."""
+        """Return the actions that follow the last of *events*, without logs."""
         self.now += after
         for event in events:
             self.candidacy, actions = self.candidacy.step(event, self.now)
@@ -66,11 +66,11 @@ class Shell:
         return self
 
 
-def test_it_connects_first() -> None:
+def test_candidate_connects_first() -> None:
     assert (ConnectToStore(TTL),) == Candidacy(TTL).step(Done(), 0.0)[1]
 
 
-def test_whoever_finds_the_office_taken_waits_for_a_change_and_looks_again() -> None:
+def test_candidate_waits_for_a_change_and_looks_again_if_leader_exists() -> None:
     shell = Shell()
 
     assert [FindLeader()] == shell.hear(Done())
@@ -78,7 +78,7 @@ def test_whoever_finds_the_office_taken_waits_for_a_change_and_looks_again() -> 
     assert [FindLeader()] == shell.hear(Done())
 
 
-def test_who_was_forestalled_looks_again() -> None:
+def test_candidate_looks_for_leader_again_if_lease_was_not_acquired() -> None:
     assert [FindLeader()] == Shell().hear(Done(), Found(1, False), Acquired(None))
 
 
@@ -132,7 +132,7 @@ def test_nobody_stands_again_when_the_job_is_over() -> None:
     assert [] == shell.hear(Done())
 
 
-def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
+def test_candidate_unable_to_coordinate_releases_leadership_and_rests() -> None:
     shell = Shell()
     shell.hear(Done(), Found(1, False), Acquired(HOLD))
 
@@ -140,7 +140,7 @@ def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
     assert [FindLeader()] == shell.hear(Done())
 
 
-def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> None:
+def test_broken_connection_is_replaced_within_the_remaining_term() -> None:
     shell = Shell().leading()
     shell.hear(Done(), after=2.0)
 
@@ -188,7 +188,7 @@ def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Actio
 
 @given(st.data())
 def test_no_course_of_events_leads_past_the_term_or_to_idleness(data: Any) -> None:
-    """Whatever the store answers and whenever: one thing is under way, and a term is that of a hold in its time."""
+    """For any answer at any time: one action is pending, and a term lies within its hold."""
     shell = Shell()
     asked: Action = ConnectToStore(TTL)
     elected = False

@@ -1,4 +1,4 @@
-"""What the etcd backend says of values before anything is connected."""
+"""Checks of values by the etcd backend before it connects."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from elasticlib.rendezvous.stores.etcd import _keeper
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 
 FD_SETSIZE = 1024
-"""What ``select`` can count to."""
+"""Number of file descriptors that ``select`` supports."""
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ def many_open_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_open_files")
-def test_calls_share_a_connection_whatever_its_number(line: Line) -> None:
+def test_calls_share_a_connection_with_any_descriptor_number(line: Line) -> None:
     asked = [line.call("GET", "/").json() for _ in range(3)]
 
     assert asked[0] == asked[1] == asked[2]
@@ -72,7 +72,7 @@ def test_calls_share_a_connection_whatever_its_number(line: Line) -> None:
 
 
 @pytest.mark.usefixtures("many_open_files")
-def test_a_connection_that_the_server_has_closed_is_made_anew(line: Line) -> None:
+def test_connection_closed_by_the_server_is_opened_again(line: Line) -> None:
     first = line.call("GET", "/and-close").json()
     assert line._kept is not None
     line._kept.sock.recv(1)  # its end is here

@@ -78,7 +78,7 @@ def leader(keys: StateKeys) -> bytes | None:
 
 
 @given(st.dictionaries(st.text(), st.binary()), st.floats(0.01, 1e6))
-def test_a_document_comes_back_as_it_was(values: dict[str, bytes], ttl: float) -> None:
+def test_encoded_document_decodes_to_the_same(values: dict[str, bytes], ttl: float) -> None:
     document = Document().put(values).hold("/leader", b"\xff", ttl).renew("/leader")
 
     assert document == decode_document(document.encode())
@@ -88,7 +88,7 @@ GOOD = Document().put({"/job/inbox/1": b"x", "/job/keys/a": b"\xff"}).hold("/lea
 
 
 @given(spoiled(GOOD.encode()) | strange)
-def test_whatever_the_state_holds_is_refused_or_can_be_worked_with(data: bytes) -> None:
+def test_any_content_of_the_state_is_refused_or_usable(data: bytes) -> None:
     backend, clock = Backend(), Clock()
     backend.state = (data, 0)
     keys = StateKeys(SharedState(backend, clock))
@@ -126,7 +126,7 @@ def test_whatever_the_state_holds_is_refused_or_can_be_worked_with(data: bytes) 
         b'{"keys":' * 5000,
     ],
 )
-def test_what_is_no_document_is_a_clear_error(garbage: bytes, backend: Backend, clock: Clock) -> None:
+def test_invalid_document_raises_clear_error(garbage: bytes, backend: Backend, clock: Clock) -> None:
     backend.state = garbage, 1
 
     with pytest.raises(RendezvousStateError, match="comes from another program"):
@@ -155,7 +155,7 @@ def test_a_version_grows_with_each_change_and_birth_stays(backend: Backend, cloc
     assert other.born == other.version == 4
 
 
-def test_who_was_forestalled_writes_on_top(backend: Backend, clock: Clock) -> None:
+def test_write_is_repeated_on_top_after_a_rival_wrote_first(backend: Backend, clock: Clock) -> None:
     backend.rivals = [Document(7).put({"/theirs": b"1"}).encode()]
 
     keys = node(backend, clock)
@@ -182,7 +182,7 @@ def test_nothing_is_written_where_nothing_changes(backend: Backend, clock: Clock
     assert (writes, False) == (backend.writes, keys.renew(hold))
 
 
-def test_holder_is_gone_once_another_sees_no_renewal_for_its_time_to_live(backend: Backend, clock: Clock) -> None:
+def test_holder_is_lost_if_another_sees_no_renewal_for_its_lifetime(backend: Backend, clock: Clock) -> None:
     holder, other = node(backend, clock), node(backend, clock)
     hold = seized(holder)
     assert other.seize("/leader", "b", TTL) is None
@@ -206,7 +206,7 @@ def test_holder_is_gone_once_another_sees_no_renewal_for_its_time_to_live(backen
     assert holder.swap("/key", b"late", 0, hold) is None
 
 
-def test_who_has_just_come_gives_a_holder_its_whole_time(backend: Backend, clock: Clock) -> None:
+def test_newcomer_gives_a_holder_its_whole_time_to_live(backend: Backend, clock: Clock) -> None:
     """However old the last renewal is: no time of another clock is in the state."""
     seized(node(backend, clock))
     clock.now += 100 * TTL
@@ -218,7 +218,7 @@ def test_who_has_just_come_gives_a_holder_its_whole_time(backend: Backend, clock
     assert leader(late) is None
 
 
-def test_a_holder_that_goes_is_a_change_though_nobody_writes(backend: Backend, clock: Clock) -> None:
+def test_lost_holder_counts_as_a_change_without_any_write(backend: Backend, clock: Clock) -> None:
     seized(node(backend, clock))
     other = node(backend, clock)
     _, before = other.read(["/leader"])
@@ -260,7 +260,7 @@ class Waiting(Condition):
 
 
 @pytest.mark.parametrize("piece", [100.0, 3.3], ids=["in one piece", "in many"])
-def test_who_waits_in_vain_looks_once_a_second(backend: Backend, clock: Clock, piece: float) -> None:
+def test_long_wait_without_a_change_looks_once_a_second(backend: Backend, clock: Clock, piece: float) -> None:
     state = SharedState(backend, clock)
     state.turned = Waiting(clock)
     keys = StateKeys(state)
@@ -273,7 +273,7 @@ def test_who_waits_in_vain_looks_once_a_second(backend: Backend, clock: Clock, p
 
 
 @pytest.mark.parametrize("longest", [0.3, LONGEST])
-def test_what_comes_after_long_is_seen_soon_and_then_looked_for_at_once(
+def test_change_after_a_long_wait_is_seen_soon_and_resets_the_pause(
     backend: Backend, clock: Clock, longest: float
 ) -> None:
     state = SharedState(backend, clock, longest)
@@ -304,7 +304,7 @@ def test_all_who_wait_in_a_program_share_each_look(backend: Backend, clock: Cloc
     assert backend.looks - looks < 25
 
 
-def test_entries_come_in_the_order_of_their_birth_and_once(backend: Backend, clock: Clock) -> None:
+def test_entries_are_returned_once_in_order_of_creation(backend: Backend, clock: Clock) -> None:
     keys = node(backend, clock)
     for number in range(5):
         keys.append("/inbox", str(number).encode())
@@ -316,7 +316,7 @@ def test_entries_come_in_the_order_of_their_birth_and_once(backend: Backend, clo
     assert [b"3", b"4"] == [item.data for item in keys.entries("/inbox", found[2].born)[0]]
 
 
-def test_a_closed_connection_is_a_clear_error_and_its_clone_goes_on(backend: Backend, clock: Clock) -> None:
+def test_closed_connection_raises_clear_error_and_its_clone_works(backend: Backend, clock: Clock) -> None:
     keys = node(backend, clock)
     clone = keys.clone()
     keys.close()

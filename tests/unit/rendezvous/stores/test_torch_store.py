@@ -1,4 +1,4 @@
-"""What an exchange over a store of torch asks of it, and what it does not even try."""
+"""Requests of an exchange to torch's store, and those that it does not even try."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_many_large_values_are_written_in_requests_that_stay_small() -> None:
 
 
 @pytest.mark.parametrize("values", [{"a": b"x" * (8 * 1024 * 1024 + 1)}, {"a" * 8192: b"x"}])
-def test_what_no_tcpstore_takes_is_refused_with_its_size_and_not_sent(values: dict[str, bytes]) -> None:
+def test_oversized_write_is_refused_with_its_size_and_not_sent(values: dict[str, bytes]) -> None:
     store = Kept()
     ours = exchange(store)
 

@@ -63,7 +63,7 @@ def numbers(inbox: StoreExchange, timeout: float = 0.0) -> list[int]:
     return [entry.number for entry in inbox.receive(timeout)]
 
 
-def test_a_late_entry_holds_up_nobody_and_is_received_when_it_comes() -> None:
+def test_late_entry_blocks_nothing_and_is_received_when_it_arrives() -> None:
     cells = inbox_of()
     cells.put(2)
     assert [2] == numbers(cells)

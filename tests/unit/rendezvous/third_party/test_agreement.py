@@ -1,4 +1,4 @@
-"""What nodes read of each other in the store of somebody else's handler."""
+"""Messages between nodes in the store of a third-party handler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Store(dict[str, bytes]):
     | st.builds(lambda *parts: b" ".join(parts), NUMBERS, NUMBERS, st.just(encode(JOIN)) | spoiled(encode(JOIN)))
 )
 @example(b"-1 -1 " + encode(JOIN))
-def test_whatever_a_node_offers_it_has_ranks_by_it_or_is_refused(offer: bytes) -> None:
+def test_any_offer_of_a_node_yields_ranks_or_is_refused(offer: bytes) -> None:
     store: Any = Store()
     table = Agreement(store, 0, 2, lambda call: call())
     table.meet(JOIN, Past(), 3)
@@ -44,7 +44,7 @@ def test_whatever_a_node_offers_it_has_ranks_by_it_or_is_refused(offer: bytes) -
 
 
 @given(strange, st.sampled_from(["seat/a/1", "ended", "gone/0", "final"]))
-def test_what_is_no_message_is_refused(data: bytes, key: str) -> None:
+def test_invalid_message_is_refused(data: bytes, key: str) -> None:
     store: Any = Store()
     table = Agreement(store, 0, 1, lambda call: call(), "nonce", assigned=True)
     store.set(f"elasticlib/nonce/{key}", data)

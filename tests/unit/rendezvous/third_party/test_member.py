@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DictStore:
-    """What is asked of a store, with keys under a prefix of a shared dictionary."""
+    """Store with the needed methods: its keys lie under a prefix of a shared dictionary."""
 
     def __init__(self, values: dict[str, Any], lock: threading.Lock, prefix: str) -> None:
         self.values, self.lock, self.prefix = values, lock, prefix
@@ -190,7 +190,7 @@ class Team:
         self.members[place].post(Leave(self.members[place].node, "signal 15", self.assignments[place].round))
 
     def each(self, kind: type[T]) -> list[T]:
-        """What each member is told next."""
+        """Return the next event of each member, which must be of this *kind*."""
         return [expect(kind, member) for member in self.members]
 
 
@@ -556,6 +556,6 @@ def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: by
         member.drain()
 
 
-def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
+def test_refusal_of_an_invalid_handler_names_its_missing_methods() -> None:
     with pytest.raises(ConfigError, match="rdzv_handler=3 is not a rendezvous handler: it lacks next_rendezvous"):
         HandlerMember(3)

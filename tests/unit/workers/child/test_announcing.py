@@ -1,4 +1,4 @@
-"""What workers announce to their spawner, and what they wait for."""
+"""Announcements of workers to their spawner, and their wait for release."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from elasticlib.workers.child._start_spec import Handed
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
+def test_bytes_that_are_not_an_announcement_are_ignored(data: bytes) -> None:
     for pid, outcome, status in Notices().take(data):
         assert isinstance(outcome, ProgramOutcome)
         assert struct.pack("!iBi", pid, outcome, status) in data
 
 
 def handed_with(**facts: Any) -> Handed:
-    """What this process, as a worker, was handed."""
+    """Return the data that the spawner handed to this process, as a worker, with *facts*."""
     nothing = Handed(
         environment={}, streams=(), report=-1, identity=(0, 0), faults=-1, tail=-1, notices=-1, notices_identity=(0, 0),
         release=-1, release_identity=(0, 0), spawner=os.getpid(), pid=os.getpid(),
@@ -84,7 +84,7 @@ def test_report_through_the_pipe_is_whole_however_it_is_read(sizes: list[int], r
     assert [bytes([pid]) * size for pid, size in enumerate(sizes, 1)] == [notices.report_of(pid) for pid in told]
 
 
-def test_what_others_write_into_the_pipe_is_left_out() -> None:
+def test_text_of_others_in_the_pipe_is_ignored() -> None:
     notices = _announcing.Notices()
 
     assert [] == list(notices.take(b"a line of the user's program\n"))

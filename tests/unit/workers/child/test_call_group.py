@@ -74,7 +74,7 @@ def test_a_group_that_a_call_has_ended_itself_is_not_ended_again(
     assert "destroyed" not in happened
 
 
-def test_the_last_rank_tells_the_others(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_rank_notifies_the_others(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(type(dist.group), "WORLD", property(lambda _: THERE))
 

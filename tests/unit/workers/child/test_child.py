@@ -1,4 +1,4 @@
-"""What a worker's own code may do to its descriptors without harm to its report or its files."""
+"""Changes of descriptors by a worker's code, without harm to its report or its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a worker may take between its program's outcome and its process' end, and what follows."""
+"""Time between a program's outcome and the end of its process, and the steps after its limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAIN_PARTS = [ProgramOutcome.RETURNED, ProgramOutcome.ENDED]
 
 
 def until_told(course: ExitCourse, now: float) -> list[ExitAction]:
-    """What is done from *now* on, the stacks being written at once, until the launcher is told."""
+    """Return the actions from *now* up to the report to the launcher; stacks take no time."""
     acts: list[ExitAction] = []
     while ExitAction.REPORT_OVERDUE not in acts:
         assert course.deadline is not None
@@ -25,7 +25,7 @@ def until_told(course: ExitCourse, now: float) -> list[ExitAction]:
 
 
 @pytest.mark.parametrize(("outcome", "status"), FAILING)
-def test_a_failure_is_news_when_it_is_announced(outcome: ProgramOutcome, status: int) -> None:
+def test_failure_counts_as_soon_as_it_is_announced(outcome: ProgramOutcome, status: int) -> None:
     """Not only when the process ends."""
     course = ExitCourse(10.0)
 
@@ -34,7 +34,7 @@ def test_a_failure_is_news_when_it_is_announced(outcome: ProgramOutcome, status:
 
 
 @pytest.mark.parametrize(("outcome", "status"), FAILING + WELL)
-def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: ProgramOutcome, status: int) -> None:
+def test_worker_not_ended_in_time_is_dumped_then_reported_and_stopped(outcome: ProgramOutcome, status: int) -> None:
     """The stacks first, then the ladder."""
     course = ExitCourse(10.0)
     course.announced(outcome, status, now=0.0)
@@ -97,7 +97,7 @@ def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: ProgramO
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
 @pytest.mark.parametrize("code", [-15, -9, 0])
 def test_chosen_timeout_makes_a_failure_of_a_program_that_ended_well(outcome: ProgramOutcome, code: int) -> None:
-    """What its threads were at is cut off, also where the process takes the signal for an order to end with 0."""
+    """The threads' work is cut off, even if the process exits with 0 after the signal."""
     course = ended_well(outcome, was_chosen=True)
 
     assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 10.0)
@@ -126,7 +126,7 @@ def last_runs(exit_timeout: float, *, was_chosen: bool = True, is_function: bool
 
 
 def looked_at(course: ExitCourse, returned: list[bool]) -> list[tuple[float, ExitAction]]:
-    """What is done and when, while looks find that a function has *returned*, or not; stacks are there in no time."""
+    """Return the timed actions of looks that find *returned* or not; stacks take no time."""
     done = []
     for at_look in returned:
         if course.deadline is None:
@@ -142,7 +142,7 @@ def looked_at(course: ExitCourse, returned: list[bool]) -> list[tuple[float, Exi
     [(2.0, True, False, False), (2.0, True, True, False), (300.0, True, True, False), (2.0, False, True, True)],
     ids=["script", "function", "long", "unset"],
 )
-def test_the_last_worker_is_told_of_once_and_may_take_any_time(
+def test_last_worker_is_reported_once_and_may_take_any_time(
     exit_timeout: float, was_chosen: bool, is_function: bool, returned: bool
 ) -> None:
     """It may write a checkpoint."""
@@ -204,7 +204,7 @@ def test_worker_that_is_over_or_stopped_is_not_the_last_that_runs(stops: bool) -
 
 
 def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
-    """Where it is stopped because of a failure; an operator's signal reaches everyone."""
+    """This holds for a stop after a failure; an operator's signal reaches every worker."""
     course, other = ExitCourse(10.0), ExitCourse(10.0)
     course.announced(ProgramOutcome.RAISED, 1, now=0.0)
 
@@ -303,7 +303,7 @@ def test_output_that_was_lost_at_the_end_is_in_the_final_status() -> None:
     assert (120, False) == (course.exitcode(120), course.crashed_late(120))
 
 
-def test_who_is_stopped_in_its_last_moments_has_not_crashed() -> None:
+def test_worker_stopped_in_its_last_moments_has_not_crashed() -> None:
     course = ExitCourse()
     course.announced(ProgramOutcome.FINAL, 0, now=0.0)
     course.stop(1.0, now=1.0, spare_failed=False)
@@ -311,7 +311,7 @@ def test_who_is_stopped_in_its_last_moments_has_not_crashed() -> None:
     assert (0, False) == (course.exitcode(-15), course.crashed_late(-15))
 
 
-def test_stacks_that_never_come_hold_nobody_up() -> None:
+def test_stacks_that_never_arrive_do_not_block_the_stop() -> None:
     course = ExitCourse(1.0)
     course.announced(ProgramOutcome.RAISED, 1, now=0.0)
     acts, now = course.due(1.0, dumped=False), 1.0

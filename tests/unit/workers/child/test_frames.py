@@ -46,7 +46,7 @@ def shown(value: Any) -> str:
         (sys, "<builtins.module>"),
     ],
 )
-def test_what_is_pythons_own_has_its_text_and_the_rest_its_class(value: Any, text: str) -> None:
+def test_builtin_values_show_their_text_and_others_their_class(value: Any, text: str) -> None:
     assert shown(value) == text
 
 
@@ -125,7 +125,7 @@ def test_an_array_has_its_shape() -> None:
     assert shown(numpy.zeros((2, 3))) == "<numpy.ndarray of shape (2, 3), float64>"
 
 
-def test_frames_come_in_order_with_file_line_and_function() -> None:
+def test_frames_are_in_order_with_file_line_and_function() -> None:
     def inner() -> None:
         raise KeyError
 
@@ -135,7 +135,7 @@ def test_frames_come_in_order_with_file_line_and_function() -> None:
         found = json.loads(_report.frames_of(error.__traceback__))
 
     assert [(frame[0], frame[2]) for frame in found] == [
-        (__file__, "test_frames_come_in_order_with_file_line_and_function"),
+        (__file__, "test_frames_are_in_order_with_file_line_and_function"),
         (__file__, "inner"),
     ]
 
@@ -153,7 +153,7 @@ def test_a_deep_stack_and_many_variables_are_bounded() -> None:
     assert len(caught(**{f"v{number}": number for number in range(999)})[-1][3]) <= 60
 
 
-def test_it_takes_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_omit_variables_when_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 10**6, 1))
     monkeypatch.setattr(_report, "monotonic", lambda: float(next(times)))
 

@@ -1,4 +1,4 @@
-"""What stands in ``sys.modules`` is told by its type alone."""
+"""Contents of ``sys.modules``, recognized by their type alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_only_a_module_is_one(found: Any) -> None:
     assert (found is types) == is_module(found)
 
 
-def test_an_object_that_raises_at_every_question_is_not_asked() -> None:
+def test_object_that_raises_on_every_access_is_not_accessed() -> None:
     mute = Mute()
 
     assert (False, 0, True) == (is_module(mute), len(names_of_module(mute)), file_of_module(mute) is None)
 
 
-def test_the_names_of_a_module_are_its_own_whatever_its_class_answers() -> None:
+def test_names_of_a_module_are_its_own_whatever_its_class_returns() -> None:
     module = MuteModule("mute")
     vars(types.ModuleType)["__dict__"].__get__(module)["__file__"] = "/mute.py"
 
@@ -36,7 +36,7 @@ def test_a_lazy_module_stays_unloaded() -> None:
     assert str(file_of_module(module)).endswith("imaplib.py")
 
 
-def test_a_file_that_is_no_text_is_none() -> None:
+def test_module_file_that_is_not_text_counts_as_none() -> None:
     module = types.ModuleType("odd")
     module.__file__ = ["no", "text"]  # type: ignore[assignment]
 

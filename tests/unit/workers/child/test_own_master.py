@@ -93,7 +93,7 @@ def test_elsewhere_a_warning_names_the_cause_where_nobody_listens(
 
 
 @pytest.mark.usefixtures("soon")
-def test_nothing_is_said_of_a_store_that_is_there(
+def test_nothing_is_printed_if_the_store_exists(
     create: Callable[..., Create], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("localhost", 0)) as server:

@@ -91,7 +91,7 @@ def test_only_modules_that_the_project_names_are_looked_at(project: Path, monkey
         _own_modules.make_way(())
 
 
-def test_the_projects_folders_come_before_the_interpreters() -> None:
+def test_project_folders_are_those_before_the_interpreters_in_the_path() -> None:
     assert ["/project", "/more"] == _own_modules.folders_before(
         ["/project", "/more", "/usr/lib", "/late"], {"/usr/lib"}
     )

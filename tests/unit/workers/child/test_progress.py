@@ -1,4 +1,4 @@
-"""How far a worker says that it has come: read beside it, whatever it writes there."""
+"""Progress that a worker reports: it is read from outside, even if the worker writes nonsense."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticlib.workers.child._worker_progress import Board, attach, progress
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
-    """That of two workers; this process is the second."""
+    """Yield the progress board of two workers; this process is the second."""
     found = Board(2)
     monkeypatch.setattr(_worker_progress, "_slot", None)
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
@@ -26,11 +26,11 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     found.close()
 
 
-def test_nothing_was_told_at_first(board: Board) -> None:
+def test_progress_is_empty_at_first(board: Board) -> None:
     assert (board.read(0), board.read(1)) == (None, None)
 
 
-def test_what_a_worker_tells_is_read_with_its_age(board: Board) -> None:
+def test_progress_of_a_worker_is_read_with_its_age(board: Board) -> None:
     progress(3, total=10, loss=0.5, lr=1e-3)
 
     told = board.read(1)
@@ -74,7 +74,7 @@ def test_numbers_of_any_kind_are_metrics(board: Board) -> None:
     ("args", "metrics"),
     [(("one",), {}), ((1.5,), {}), ((1, "two"), {}), ((1,), {"loss": "low"}), ((2**70,), {}), ((None,), {})],
 )
-def test_what_is_no_number_is_refused_by_name(board: Board, args: tuple[Any, ...], metrics: dict[str, Any]) -> None:
+def test_invalid_number_is_refused_by_name(board: Board, args: tuple[Any, ...], metrics: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"progress\(.*whole\s+numbers"):
         progress(*args, **metrics)
 
@@ -84,7 +84,7 @@ def test_too_many_metrics_are_refused(board: Board) -> None:
         progress(1, **{f"m{index}": 0.0 for index in range(33)})
 
 
-def test_a_new_round_begins_with_nothing_told(board: Board) -> None:
+def test_new_round_starts_without_progress(board: Board) -> None:
     progress(5, loss=1.0)
     board.clear()
 
@@ -109,13 +109,13 @@ def test_a_worker_may_write_anything_there(junk: bytes, place: int) -> None:
 
 
 @pytest.mark.parametrize("when", [math.nan, math.inf, -1.0])
-def test_a_time_that_is_none_was_never_told(board: Board, when: float) -> None:
+def test_progress_with_an_invalid_time_counts_as_never_reported(board: Board, when: float) -> None:
     _worker_progress._HEAD.pack_into(board._memory, 0, 1, 2, when, 0, 0)
 
     assert board.read(0) is None
 
 
-def test_what_was_told_is_read_after_the_descriptor_is_gone(board: Board) -> None:
+def test_progress_is_read_after_the_descriptor_is_closed(board: Board) -> None:
     progress(7)
     board.close()
     board.close()

@@ -36,11 +36,11 @@ def test_a_recorded_function_works_as_before(error_file: Path) -> None:
     assert not error_file.exists()
 
 
-def test_a_recorded_function_keeps_its_name_and_words() -> None:
+def test_recorded_function_keeps_its_name_and_docstring() -> None:
     assert (works.__name__, works.__doc__) == ("works", "Multiplies.")
 
 
-def test_an_exception_is_written_and_goes_on(error_file: Path) -> None:
+def test_exception_is_written_and_reraised(error_file: Path) -> None:
     with pytest.raises(ValueError, match="a bad value"):
         ends(ValueError("a bad value"))
 
@@ -66,7 +66,7 @@ def test_an_exit_and_an_interrupt_are_not_recorded(error_file: Path, error: Base
 
 
 @pytest.mark.parametrize("value", [None, "", os.devnull])
-def test_without_an_error_file_the_exception_just_goes_on(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_is_only_reraised_without_an_error_file(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is None:
         monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     else:
@@ -76,7 +76,7 @@ def test_without_an_error_file_the_exception_just_goes_on(value: str | None, mon
         ends(ValueError("a bad value"))
 
 
-def test_a_file_that_cannot_be_written_is_said_and_hides_nothing(
+def test_unwritable_error_file_is_reported_and_hides_no_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -58,7 +58,7 @@ FACTS = json.dumps(
 
 
 @given(REPORTS)
-def test_what_was_written_is_read(report: Report) -> None:
+def test_written_report_is_read_back(report: Report) -> None:
     descriptor = os.memfd_create("report")
     try:
         write_report(descriptor, report)
@@ -125,7 +125,7 @@ def open_descriptors() -> list[str]:
     return os.listdir("/proc/self/fd")
 
 
-def test_a_file_is_told_from_all_others_and_stays_itself(memory: int) -> None:
+def test_file_has_a_stable_identity_different_from_others(memory: int) -> None:
     other, copy = os.memfd_create("other"), os.dup(memory)
 
     found = [_report.identity(each) for each in (memory, copy, other)]
@@ -171,7 +171,7 @@ def test_memory_that_its_owner_has_lost_too_is_an_error(memory: int, owner: int)
     assert open_descriptors() == before
 
 
-def test_memory_whose_owner_is_gone_is_an_error(memory: int) -> None:
+def test_memory_of_an_ended_owner_raises_an_error(memory: int) -> None:
     gone = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(gone, 0)
 
@@ -334,7 +334,7 @@ def test_a_circle_of_causes_is_followed_once() -> None:
 
 
 def write_error_file(path: str, report: Report) -> None:
-    """What a worker does whose launcher named *path*."""
+    """Write the error file as a worker does whose launcher named *path*."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(_record.VARIABLE, path)
         _record.leave(report)
@@ -375,7 +375,7 @@ def test_a_file_that_cannot_be_written_whole_is_not_written(tmp_path: Path, form
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
-def test_who_may_read_the_error_file_is_for_the_umask_to_say(tmp_path: Path, umask: int, mode: int) -> None:
+def test_umask_decides_the_mode_of_the_error_file(tmp_path: Path, umask: int, mode: int) -> None:
     path = tmp_path / "error.json"
     former = os.umask(umask)
     try:
@@ -410,7 +410,7 @@ def test_a_missing_folder_of_the_error_file_is_made_for_this_user_alone(tmp_path
 
 
 @given(spoiled(FACTS) | strange, st.integers(0, 20), st.sampled_from([0, 1, 2**40, 2**63]))
-def test_whatever_a_worker_writes_over_its_report_is_one_or_none(facts: bytes, payload: int, more: int) -> None:
+def test_report_overwritten_by_a_worker_is_valid_or_none(facts: bytes, payload: int, more: int) -> None:
     descriptor = os.memfd_create("report")
     try:
         os.pwrite(descriptor, _report._HEAD.pack(_report._MAGIC, len(facts), payload + more), 0)

@@ -1,4 +1,4 @@
-"""What a worker sends back: by name what both sides have in ``__main__``, by value all else."""
+"""Results of a worker: by name if both sides have it in ``__main__``, otherwise by value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def point(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def launchers_point(point: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the launcher has under the same name; asked for once the worker's side is packed."""
+    """Return a call that installs the launcher's class of that name, for use after packing."""
     kind = type("Point", (), {"__module__": "__main__", "side": "launcher"})
 
     def become_the_launcher() -> Any:
@@ -55,7 +55,7 @@ def test_a_class_that_only_the_worker_has_travels_by_value(point: Any, launchers
     assert found.side == "worker"
 
 
-def test_a_class_that_the_worker_defined_anew_travels_by_value(point: Any, launchers_point: Any) -> None:
+def test_class_redefined_by_the_worker_is_sent_by_value(point: Any, launchers_point: Any) -> None:
     anew = type("Point", (), {"__module__": "__main__", "side": "anew"})
 
     packed = pack_result(anew(), ["Point"])
@@ -65,11 +65,11 @@ def test_a_class_that_the_worker_defined_anew_travels_by_value(point: Any, launc
 
 
 @pytest.mark.parametrize("value", [None, 1.5, "text", b"\0" * 100_000, {"a": [1, (2,)]}, range(3), print])
-def test_plain_values_come_back_as_they_are(value: object) -> None:
+def test_plain_values_arrive_unchanged(value: object) -> None:
     assert pickle.loads(pack_result(value, ())) == value
 
 
-def test_what_cannot_be_pickled_is_an_error() -> None:
+def test_value_that_cannot_be_pickled_raises_an_error() -> None:
     with pytest.raises(TypeError, match="lock"):
         pack_result(threading.Lock(), ())
 
@@ -125,7 +125,7 @@ def there(error: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_an_exception_comes_back_as_it_is(error: BaseException) -> None:
+def test_exception_arrives_unchanged(error: BaseException) -> None:
     found = there(error)
 
     assert (type(error), error.args, vars(error)) == (type(found), found.args, vars(found))
@@ -168,14 +168,14 @@ def raised(function: Callable[[], object]) -> BaseException:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_an_exception_holds_outside_its_dictionary_travels(error: BaseException, held: dict[str, object]) -> None:
+def test_values_of_an_exception_outside_its_dictionary_are_sent(error: BaseException, held: dict[str, object]) -> None:
     found = there(error)
 
     assert type(error) is type(found)
     assert held == {name: getattr(found, name) for name in held}
 
 
-def test_what_an_attribute_was_looked_for_in_does_not_travel() -> None:
+def test_object_of_an_attribute_error_is_not_sent() -> None:
     error = raised(lambda: Big.nothing)  # type: ignore[attr-defined]
 
     assert (Big, None) == (getattr(error, "obj", None), getattr(there(error), "obj", None))
@@ -193,7 +193,7 @@ def test_of_slots_what_cannot_travel_or_was_not_set_is_left_out() -> None:
     assert not hasattr(found, "code") and not hasattr(found, "unset")
 
 
-def test_a_field_that_cannot_travel_is_left_out_and_the_others_come() -> None:
+def test_field_that_cannot_be_sent_is_left_out_and_the_rest_arrives() -> None:
     found = there(with_fields(TwoNeeded("1", 2), lock=threading.Lock(), code=5))
 
     assert TwoNeeded is type(found)
@@ -201,7 +201,7 @@ def test_a_field_that_cannot_travel_is_left_out_and_the_others_come() -> None:
 
 
 @pytest.mark.parametrize("args", [(threading.Lock(),), ("bad", threading.Lock(), 3)], ids=["alone", "among others"])
-def test_for_an_argument_that_cannot_travel_goes_its_text(args: tuple[object, ...]) -> None:
+def test_argument_that_cannot_be_sent_is_replaced_by_its_text(args: tuple[object, ...]) -> None:
     found = there(ValueError(*args))
 
     assert ValueError is type(found)
@@ -266,7 +266,7 @@ def test_an_exception_that_has_no_text_travels_too() -> None:
     assert "Mute" == type(found).__name__
 
 
-def test_other_bytes_are_no_exception() -> None:
+def test_bytes_that_are_not_an_exception_unpack_to_none() -> None:
     assert [None] * 4 == [
         unpack_exception(each) for each in (b"", b"rubbish", pickle.dumps(ValueError("bad")), pickle.dumps({"a": 1}))
     ]

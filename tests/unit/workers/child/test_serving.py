@@ -51,7 +51,7 @@ def variables() -> tuple[str | None, str | None]:
     return os.environ.get(_serving.SERVER_VARIABLE), os.environ.get(_serving.SERVED_VARIABLE)
 
 
-def test_with_torch_loaded_it_serves_at_once_and_takes_the_wish_away() -> None:
+def test_worker_with_loaded_torch_serves_at_once_and_clears_request() -> None:
     importlib.import_module("torch")
 
     _serving.when_torch_comes("wanted")
@@ -59,7 +59,7 @@ def test_with_torch_loaded_it_serves_at_once_and_takes_the_wish_away() -> None:
     assert (["wanted"], (None, "wanted")) == (served(), variables())
 
 
-def test_without_torch_it_serves_when_torch_comes_and_not_before() -> None:
+def test_worker_without_torch_serves_only_once_torch_is_imported() -> None:
     _serving.when_torch_comes("wanted")
     importlib.import_module("colorsys")
     before = served(), variables()

@@ -42,7 +42,7 @@ def test_without_a_request_nobody_stops() -> None:
     assert [] == ranks.board.given()
 
 
-def test_who_never_calls_does_not_listen() -> None:
+def test_rank_that_never_calls_does_not_listen() -> None:
     ranks = Ranks(3)
     ranks.call(1)
 
@@ -201,7 +201,7 @@ def detached() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("detached")
-def test_outside_a_worker_it_says_nothing() -> None:
+def test_should_stop_returns_none_outside_a_worker() -> None:
     _should_stop._listener = None
 
     assert should_stop() is None

@@ -1,4 +1,4 @@
-"""How a function that runs for a notebook is called, what it finds in place of a keyboard, and its bars."""
+"""Functions that run for a notebook: their call, their replaced keyboard, and their bars."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def stops() -> None:
     ],
     ids=["breakpoint", "pdb", "input", "getpass"],
 )
-def test_what_asks_raises_and_says_what_to_do(call: Callable[[], object], beginning: str, advice: str) -> None:
+def test_functions_that_need_input_raise_and_state_what_to_do(
+    call: Callable[[], object], beginning: str, advice: str
+) -> None:
     trace = sys.gettrace()
     try:
         with pytest.raises(RuntimeError, match=f"^{beginning}.*{advice}"):

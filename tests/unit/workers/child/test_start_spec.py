@@ -1,4 +1,4 @@
-"""What a worker is started with comes over channels as it was, and only what is its own comes each time."""
+"""Start data of a worker: channels do not change it, and each start sends only its own data."""
 
 from __future__ import annotations
 

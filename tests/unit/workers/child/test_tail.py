@@ -50,7 +50,7 @@ def test_the_last_lines_are_those_that_a_reader_saw_last(text: str, lines: tuple
     assert last_lines(text) == lines
 
 
-def test_what_is_written_is_noted_and_goes_where_it_always_went(note: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_text_on_stderr_is_noted_and_still_reaches_its_stream(note: int, capfd: pytest.CaptureFixture[str]) -> None:
     with noted(note):
         print("first", file=sys.stderr)
         sys.stderr.write("last")

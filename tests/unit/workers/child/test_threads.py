@@ -1,4 +1,4 @@
-"""How many threads a worker computes with, seen with made-up libraries."""
+"""Number of threads that a worker computes with, tested with made-up libraries."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_an_import_in_native_code_is_found_by_the_fault_handler(stack: int, monk
 
 
 @pytest.mark.parametrize("is_of_the_import", [False, True], ids=["as before", "set by the import"])
-def test_the_timers_handler_is_gone_after_the_import(is_of_the_import: bool, stack: int) -> None:
+def test_timer_handler_is_removed_after_the_import(is_of_the_import: bool, stack: int) -> None:
     before = signal.getsignal(signal.SIGALRM)
     try:
         with _fork_server._writing_its_place(stack):

@@ -1,4 +1,4 @@
-"""What the kernel says of real processes."""
+"""Kernel's facts about real processes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_main_thread_that_runs_while_all_others_sleep_is_seen(
     assert [runs] * 1000 == list(answers)
 
 
-def test_of_a_process_that_is_gone_there_are_no_facts() -> None:
+def test_ended_process_has_no_facts() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
 

@@ -46,7 +46,7 @@ class Yard:
         self.children: list[tuple[int, int]] = []
         """To what they started."""
         self.adopted: list[int] = []
-        """What they have left behind in their groups."""
+        """Processes that workers have left behind in their groups."""
         self.workers: list[int] = []
         replace_everywhere(
             monkeypatch, _reaper, "signal_group", lambda leader, _, signum: self.sent.append((leader, signum))
@@ -144,7 +144,7 @@ def yard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
     yard.close()
 
 
-def test_an_end_is_told_with_its_status_and_takes_its_group_along(yard: Yard) -> None:
+def test_end_is_reported_with_its_status_and_its_group_is_killed(yard: Yard) -> None:
     live = yard.worker(0)
     yard.worker(1)
 
@@ -205,7 +205,7 @@ def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard)
     assert yard.sent == [(pid, signal.SIGCONT) for pid in (first.pid, second.pid)]
 
 
-def test_a_stop_signals_the_whole_group_of_what_is_no_python(yard: Yard) -> None:
+def test_stop_signals_the_whole_group_of_a_non_python_program(yard: Yard) -> None:
     live = yard.worker(0)
     live.course.for_group = True
 
@@ -214,7 +214,7 @@ def test_a_stop_signals_the_whole_group_of_what_is_no_python(yard: Yard) -> None
     assert [(live.pid, signal.SIGTERM), (live.pid, signal.SIGCONT)] == yard.sent
 
 
-def test_who_is_asked_again_by_the_same_signal_does_not_hear_of_it(yard: Yard) -> None:
+def test_same_stop_signal_is_not_sent_twice_to_a_worker(yard: Yard) -> None:
     live = yard.worker(0)
     for grace in (30.0, 5.0):
         yard.order(op="stop", signal=int(signal.SIGTERM), grace=grace)
@@ -257,7 +257,7 @@ def test_group_of_a_stopped_worker_has_the_rest_of_the_time(yard: Yard) -> None:
     assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
 
 
-def test_what_outlives_the_time_of_a_stop_in_a_group_is_killed(yard: Yard) -> None:
+def test_group_member_that_outlives_the_stop_time_is_killed(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
     yard.adopted = [77]
@@ -270,7 +270,7 @@ def test_what_outlives_the_time_of_a_stop_in_a_group_is_killed(yard: Yard) -> No
 
 
 def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
-    """Whoever knows only its number would hit whoever has that by then."""
+    """A signal by pid could hit another process that has the pid by then."""
     yard.workers_left.round = 2
     live, _ = yard.worker(0), yard.worker(1)
 
@@ -280,7 +280,7 @@ def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yar
     assert yard.sent == [(live.pid, signal.SIGUSR1)]
 
 
-def test_who_had_ended_before_the_stop_signal_was_not_told(yard: Yard) -> None:
+def test_worker_ended_before_the_stop_signal_counts_as_not_signalled(yard: Yard) -> None:
     ended, other = yard.worker(0), yard.worker(1)
     yard.kill(ended)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
@@ -292,7 +292,7 @@ def test_who_had_ended_before_the_stop_signal_was_not_told(yard: Yard) -> None:
     assert told == {0: False, 1: True}
 
 
-def test_who_was_told_once_stays_told_when_the_next_signal_finds_it_ending(yard: Yard) -> None:
+def test_signalled_worker_stays_signalled_if_next_signal_finds_it_dead(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
     yard.kill(live)
@@ -309,7 +309,7 @@ def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
     assert [message["op"] for message in yard.said()] == ["stopped"]
 
 
-def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) -> None:
+def test_workers_out_of_time_are_killed_and_survivors_then_reported(yard: Yard) -> None:
     descriptors = os.listdir("/proc/self/fd")
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
@@ -336,7 +336,7 @@ def test_signal_after_the_kill_makes_no_survivor_of_a_dying_worker(yard: Yard) -
     assert live.course.deadline == until_then
 
 
-def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
+def test_survivor_is_not_a_worker_of_a_later_round(yard: Yard) -> None:
     yard.workers_left.round = 0
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
@@ -370,7 +370,7 @@ def test_the_spawner_names_itself_when_it_has_its_job(yard: Yard) -> None:
     assert yard.said() == [{"op": "spawning", "spawner": os.getpid()}]
 
 
-def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_is_reported_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yard.spawner, "_fork", yard.process)
 
     start(yard, 0, 1)
@@ -410,7 +410,7 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
     ]
 
 
-def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knock_that_arrives_with_the_last_end_starts_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = os.eventfd(1, os.EFD_CLOEXEC)
     yard.spawner._store.await_knock(listener)
     live = yard.worker(0)
@@ -450,13 +450,13 @@ def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
 
 
 def announced(yard: Yard, live: WorkerProcess, outcome: ProgramOutcome, status: int) -> None:
-    """Have *live* announce the outcome of its program, as its process would."""
+    """Announce the outcome of the program of *live*, as its process would."""
     writing = yard.workers_left.notices._ends[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
     yard.workers_left.read_notices()
 
 
-def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
+def test_failure_is_reported_as_soon_as_it_is_announced(yard: Yard) -> None:
     live = yard.worker(1)
 
     announced(yard, live, ProgramOutcome.RAISED, 1)
@@ -497,7 +497,7 @@ def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
     assert {other.pid} == {pid for pid, _ in yard.sent}
 
 
-def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Yard) -> None:
+def test_overdue_worker_is_reported_and_ends_with_its_program_status(yard: Yard) -> None:
     """Its threads' stacks are asked for, then it is stopped."""
     live = yard.worker(0)
     announced(yard, live, ProgramOutcome.CLOSING, 0)
@@ -563,7 +563,7 @@ def test_stop_releases_returned_functions_and_signals_only_handlers(
     assert {released} == wait_readable([released], 0)
 
 
-def test_a_worker_that_sleeps_is_not_asked_where_it_is(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleeping_worker_is_not_signalled_for_its_place(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal would end the system call in which it sleeps."""
     monkeypatch.setattr(_worker_process, "catches", lambda *_: True)
     yard.worker(0)
@@ -577,7 +577,7 @@ def test_a_worker_that_sleeps_is_not_asked_where_it_is(yard: Yard, monkeypatch: 
     assert [] == yard.alone
 
 
-def test_who_runs_on_after_a_failure_is_not_told_of(yard: Yard) -> None:
+def test_worker_still_running_after_a_failure_is_not_reported(yard: Yard) -> None:
     """The round is stopped for that."""
     first, last = yard.worker(0), yard.worker(1)
 

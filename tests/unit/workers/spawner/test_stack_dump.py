@@ -1,4 +1,4 @@
-"""Where workers are: asked of those that can tell, with a reason for those that cannot."""
+"""Stacks of workers that can report them, with a reason for those that cannot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def start() -> Iterator[Start]:
 
 
 def told(dump: StackDump) -> dict[int, str]:
-    """What a look that has begun comes to."""
+    """Wait for the end of the look that has begun; return its result."""
     while True:
         assert dump.next_look is not None
         while time.monotonic() < dump.next_look:
@@ -82,14 +82,14 @@ def look(*workers: tuple[int, int, int]) -> dict[int, str]:
     return told(dump)
 
 
-def test_a_worker_tells_where_it_is(start: Start) -> None:
+def test_worker_reports_where_it_is(start: Start) -> None:
     found = look(start(TELLS), start(TELLS))
 
     assert sorted(found) == [0, 1]
     assert all("in sits_here" in text for text in found.values())
 
 
-def test_each_look_tells_only_of_its_own_time(start: Start) -> None:
+def test_each_look_returns_only_its_own_stacks(start: Start) -> None:
     worker = start(TELLS)
 
     first, second = look(worker), look(worker)
@@ -122,7 +122,7 @@ def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> 
     assert not silent[1].has_ended()
 
 
-def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
+def test_stopped_process_is_reported_and_delays_nothing(start: Start) -> None:
     worker = start(TELLS)
     worker[1].send(signal.SIGSTOP)
     os.waitid(os.P_PID, worker[0], os.WSTOPPED)
@@ -143,7 +143,7 @@ def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> No
     assert dump.next_look is None
 
 
-def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Start) -> None:
+def test_look_under_way_takes_more_workers_and_serves_all_requesters(start: Start) -> None:
     dump, first, second = StackDump(), start(TELLS), start(TELLS)
     dump.begin([(0, *first)], time.monotonic(), "place")
     dump.begin([(0, *first), (1, *second)], time.monotonic(), "stacks")

@@ -68,7 +68,7 @@ def test_end_of_the_store_process_is_reported_with_pid_and_signal(room: Room, mo
     ]
 
 
-def test_a_process_that_cannot_host_says_why(room: Room) -> None:
+def test_process_that_cannot_host_reports_why(room: Room) -> None:
     room.host.await_knock(os.eventfd(1, os.EFD_CLOEXEC))  # readable, and no socket
     room.turn()
 
@@ -81,7 +81,7 @@ def test_a_process_that_cannot_host_says_why(room: Room) -> None:
     assert code == 1
 
 
-def test_a_fork_that_fails_is_told_with_what_helps(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fork_is_reported_with_what_helps(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -96,7 +96,7 @@ def test_a_fork_that_fails_is_told_with_what_helps(room: Room, monkeypatch: pyte
     assert (pid, code) == (0, 1)
 
 
-def test_the_end_of_a_round_is_no_loss(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_round_is_not_reported_as_a_loss(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_spawner, "_host_store", sleeps)
     room.host.await_knock(knocked())
     room.turn()

@@ -1,4 +1,4 @@
-"""Who sits in native code while it should end, and who is at work on it."""
+"""Workers that wait in native code while they should end, and workers that are about to end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_all_in_native_code_are_killed_one_by_one_from_the_last(restart_waits: b
 
 
 def test_one_that_is_at_work_on_its_end_keeps_the_time_of_all() -> None:
-    """What it does may free the others, and none of these has waited in vain when it is done."""
+    """Its work may free the others, so their waiting time begins when that work is done."""
     ends = killed(lambda now: {0: None, 1: WAITS, 2: WAITS} if now < 9.0 else {1: WAITS, 2: WAITS}, until=20.0)
 
     ((at, rank),) = ends
@@ -188,7 +188,9 @@ def test_process_whose_handler_was_called_is_not_deaf(start: Start, handler: str
     assert _stuck.look(process.pid, signal.SIGINT) is None
 
 
-def test_of_what_cannot_be_seen_nothing_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_of_a_process_that_cannot_be_inspected(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen(["sleep", "60"]) as program:
         of_another_program = _stuck.look(program.pid, signal.SIGINT)
         program.kill()
