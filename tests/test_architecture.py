@@ -181,7 +181,7 @@ PURE = [
     "job/_status.py",
     "timer/_timer_table.py",
     "testing/ranks/_rank_call.py",
-    "testing/ranks/_asked.py",
+    "testing/ranks/_rank_options.py",
     "testing/ranks/_blocked.py",
     "testing/ranks/_process_shares.py",
 ]

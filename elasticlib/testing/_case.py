@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
-from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _rank_session
-from elasticlib.testing.ranks._asked import RankOptions
+from elasticlib.testing.ranks import _cases, _failed, _meeting, _plain, _rank_options, _rank_session
 from elasticlib.testing.ranks._failed import RanksFailed
 from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
 from elasticlib.testing.ranks._rank_call import RankCall
+from elasticlib.testing.ranks._rank_options import RankOptions
 from elasticlib.testing.ranks._refusal import why_not
 from elasticlib.testing.ranks._test_report import TestReport
 
@@ -72,7 +72,7 @@ class ElasticTestCase(unittest.TestCase):
         super().__init_subclass__()
         cls._options = {**cls._options, **options}
         if "nproc" in options:
-            raise _asked.MarkError(
+            raise _rank_options.MarkError(
                 f"class {cls.__qualname__}: use world_size={options['nproc']!r}; nproc is only for the elastic marker"
             )
         _checked(f"class {cls.__qualname__}", cls._options)
@@ -212,7 +212,7 @@ def known_backends() -> list[str]:
 
 
 def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> RankOptions:
-    return _asked.checked_options(where, RankOptions(nproc=size, group=None), options, known_backends())
+    return _rank_options.checked_options(where, RankOptions(nproc=size, group=None), options, known_backends())
 
 
 def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
@@ -224,7 +224,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     options = {"timeout": limit, **case._options}
     size: Any = case.world_size
     where = f"world_size of {case.id()}"
-    _asked.sizes(where, size)
+    _rank_options.sizes(where, size)
 
     # NCCL needs GPUs: without enough of them the test is skipped, not moved to CPUs.
     says_device = "device" in options or "nccl" in options.get("backend", "")

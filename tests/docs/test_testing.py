@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import elasticlib
-from elasticlib.testing.ranks import _asked
+from elasticlib.testing.ranks import _rank_options
 from tests.test_packaging import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def test_page_shows_where_both_ranks_of_its_deadlock_are() -> None:
 
 
 def test_page_names_every_option() -> None:
-    assert [] == [name for name in _asked.NAMES if f"`{name}=" not in PAGE]
+    assert [] == [name for name in _rank_options.NAMES if f"`{name}=" not in PAGE]
 
 
 def test_page_names_every_setting() -> None:

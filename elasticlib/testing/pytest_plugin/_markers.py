@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from elasticlib.testing._case import known_backends
-from elasticlib.testing.ranks import _asked
-from elasticlib.testing.ranks._asked import MarkError, RankOptions
+from elasticlib.testing.ranks import _rank_options
+from elasticlib.testing.ranks._rank_options import MarkError, RankOptions
 
 _SIZE = "world_size"
 _DEFAULTS = pytest.StashKey[RankOptions]()
@@ -34,7 +34,7 @@ def defaults(config: pytest.Config) -> RankOptions:
 
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
-            config.stash[_DEFAULTS] = _asked.checked_options(
+            config.stash[_DEFAULTS] = _rank_options.checked_options(
                 "settings elastic_* of pytest", RankOptions(), found, known_backends()
             )
         except MarkError as error:
@@ -58,9 +58,11 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     try:
         options = _options(item)
         marker = item.get_closest_marker("elastic")
-        sizes = _asked.sizes(where, options.get("nproc", defaults(metafunc.config).nproc))
+        sizes = _rank_options.sizes(where, options.get("nproc", defaults(metafunc.config).nproc))
         one = {**options, "nproc": sizes[0]}
-        _asked.checked_options(where, defaults(metafunc.config), one, known_backends(), marker.args if marker else ())
+        _rank_options.checked_options(
+            where, defaults(metafunc.config), one, known_backends(), marker.args if marker else ()
+        )
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
 
@@ -74,7 +76,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 def wanted_by(item: Any) -> RankOptions:
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
-    sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
+    sizes = _rank_options.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
     if len(sizes) > 1 and not isinstance(size, int) and runs_on_ranks(item):
         raise MarkError(
             f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} has several numbers, which a marker that is "
@@ -82,7 +84,9 @@ def wanted_by(item: Any) -> RankOptions:
         )
 
     options["nproc"] = size if isinstance(size, int) else sizes[0]
-    return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known_backends())
+    return _rank_options.checked_options(
+        f"elastic marker of {item.nodeid}", defaults(item.config), options, known_backends()
+    )
 
 
 def runs_on_ranks(item: Any) -> bool:

@@ -24,12 +24,12 @@ from elasticlib.testing import _case
 from elasticlib.testing.process_state import _torch_modes
 from elasticlib.testing.pytest_plugin import _examples, _markers, _reports, _travel
 from elasticlib.testing.pytest_plugin.rank import _run
-from elasticlib.testing.ranks import _asked, _cases, _rank_session
-from elasticlib.testing.ranks._asked import RankOptions
+from elasticlib.testing.ranks import _cases, _rank_options, _rank_session
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
 from elasticlib.testing.ranks._gpu_count import missing_gpus
 from elasticlib.testing.ranks._rank_call import MADE, RankCall, Style
+from elasticlib.testing.ranks._rank_options import RankOptions
 from elasticlib.testing.ranks._refusal import CannotTravelError
 from elasticlib.testing.ranks._test_report import TestReport
 
@@ -324,7 +324,9 @@ class Elastic:
         # None is a valid group, so the default is another value.
         if group != "":
             given["group"] = group
-        wanted = _asked.checked_options("elastic(...)", _markers.wanted_by(plugin._item), given, _case.known_backends())
+        wanted = _rank_options.checked_options(
+            "elastic(...)", _markers.wanted_by(plugin._item), given, _case.known_backends()
+        )
         _skip_without_gpus(wanted)
         return plugin.call(wanted, function, args, kwargs, is_body=False)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from elasticlib.errors import ElasticError
-from elasticlib.testing.ranks._asked import RankOptions
+from elasticlib.testing.ranks._rank_options import RankOptions
 from elasticlib.workers import workers_per_node
 
 

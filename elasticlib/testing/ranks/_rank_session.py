@@ -27,10 +27,10 @@ from elasticlib.processes import Message, debugger_follows
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _blocked, _process_shares, _recorder
-from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._gpu_count import gpus
 from elasticlib.testing.ranks._meeting import MEETING, Meeting
 from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
+from elasticlib.testing.ranks._rank_options import RankOptions
 from elasticlib.testing.ranks._refusal import refusal
 from elasticlib.testing.ranks._test_progress import TestProgress
 from elasticlib.testing.ranks._test_report import TestReport

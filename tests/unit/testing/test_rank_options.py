@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing.ranks._asked import MarkError, RankOptions, checked_options, sizes
+from elasticlib.testing.ranks._rank_options import MarkError, RankOptions, checked_options, sizes
 
 WHERE = "elastic marker of test_x.py::test_it"
 
