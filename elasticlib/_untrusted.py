@@ -138,8 +138,8 @@ def _escaped(text: str, what: re.Pattern[str]) -> str:
 @dataclass(frozen=True)
 class _Span:
     since: float
-    said: int
-    unsaid: int = 0
+    logged: int
+    omitted: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,13 @@ class Refusals:
         """
         last = self._spans.get(kind, _Span(now, 0))
         is_over = now >= last.since + self.span
-        if last.said >= self.most and not is_over:
-            return self._with(kind, replace(last, unsaid=last.unsaid + 1)), None
+        if last.logged >= self.most and not is_over:
+            return self._with(kind, replace(last, omitted=last.omitted + 1)), None
         if not is_over:
-            return self._with(kind, replace(last, said=last.said + 1)), why
+            return self._with(kind, replace(last, logged=last.logged + 1)), why
 
-        if last.unsaid:
-            why += f" ({last.unsaid} more messages of this kind were rejected before)"
+        if last.omitted:
+            why += f" ({last.omitted} more messages of this kind were rejected before)"
         return self._with(kind, _Span(now, 1)), why
 
     def _with(self, kind: str, span: _Span) -> Self:

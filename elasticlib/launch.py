@@ -271,8 +271,8 @@ class CheckedLaunch:
     def _choose_output(self, is_started: bool) -> None:
         """Choose the console and the logs of this launch; *is_started*: it runs in the background."""
         config = self._config
-        goes_here = self._follows_callers or (is_stdout_replaced() and config.logs_specs is None)
-        self.console = CallersStream() if goes_here else None
+        is_shown_here = self._follows_callers or (is_stdout_replaced() and config.logs_specs is None)
+        self.console = CallersStream() if is_shown_here else None
         given = own_logs(config, is_started or self.console is not None)
         self._given_logs = given
         self._logs = given.for_launch() if isinstance(given, DefaultLogsSpecs) else given

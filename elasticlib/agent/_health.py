@@ -36,7 +36,7 @@ _LONGEST = 16384
 """Maximum number of bytes of a request."""
 _END = re.compile(rb"\r?\n\r?\n")
 _REQUEST = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
-_SAID = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
+_REASONS = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
 
 _Answer: TypeAlias = Callable[[], tuple[int, dict[str, object]]]
 """Function that returns the HTTP status and facts about the agent."""
@@ -181,7 +181,7 @@ class _Client:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = closed_in_forks(connection)
-        self._said = b""
+        self._request = b""
         self.until = monotonic() + _REQUEST_LIMIT
         """Deadline of the client, on the monotonic clock."""
 
@@ -189,29 +189,29 @@ class _Client:
         """Read from the client and answer a complete request; return whether it is done."""
         try:
             piece = self._connection.recv(_LONGEST)
-            self._said += piece
-            said = _page(self._said, answer)
-            if said is not None:
+            self._request += piece
+            reply = _page(self._request, answer)
+            if reply is not None:
                 # The answer is so short that it always fits into the buffer.
-                self._connection.send(said)
+                self._connection.send(reply)
                 self._connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             return False
         except OSError:
             return True
 
-        return said is not None or not piece
+        return reply is not None or not piece
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.close()
 
 
-def _page(said: bytes, answer: _Answer) -> bytes | None:
-    """Return the reply to the request *said*; None if the request is still incomplete."""
-    if _END.search(said) is None:
-        return None if len(said) < _LONGEST else _reply(400, {"error": f"a request has at most {_LONGEST} bytes"})
-    request = _REQUEST.match(said)
+def _page(data: bytes, answer: _Answer) -> bytes | None:
+    """Return the reply to the request *data*; None if the request is still incomplete."""
+    if _END.search(data) is None:
+        return None if len(data) < _LONGEST else _reply(400, {"error": f"a request has at most {_LONGEST} bytes"})
+    request = _REQUEST.match(data)
     if request is None:
         return _reply(400, {"error": "this is not an HTTP/1 request"})
     if request[1] not in (b"GET", b"HEAD"):
@@ -222,7 +222,7 @@ def _page(said: bytes, answer: _Answer) -> bytes | None:
 def _reply(status: int, facts: Mapping[str, Any], *, body: bool = True) -> bytes:
     content = dumps(facts).encode()
     head = (
-        f"HTTP/1.0 {status} {_SAID[status]}\r\nServer: elasticlib\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.0 {status} {_REASONS[status]}\r\nServer: elasticlib\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (content if body else b"")

@@ -20,7 +20,7 @@ from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_
 
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
-_SAID_OTHERWISE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
+_EXPLAINED_ELSEWHERE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
 """Keys of the rendezvous that are separate options, or other names for keys."""
 
 
@@ -319,7 +319,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             parse_conf,
             metavar="K=V,...",
             more=". Times in seconds: "
-            + ". ".join(_explained(name, key) for name, key in RDZV_CONF_KEYS.items() if name not in _SAID_OTHERWISE),
+            + ". ".join(
+                _explained(name, key) for name, key in RDZV_CONF_KEYS.items() if name not in _EXPLAINED_ELSEWHERE
+            ),
         ),
         Option(
             "--wait-for",

@@ -33,12 +33,12 @@ def main(args: Sequence[str]) -> None:
         _refuse(given.job, launches, silent)
 
     # All are asked before one is waited for: they may be nodes of one job.
-    asked = [(each, _asked(each, given)) for each in chosen]
-    for launch, answer in asked:
+    answers = [(each, _answer_of(each, given)) for each in chosen]
+    for launch, answer in answers:
         if answer is not None:
             _show(launch, answer, waits=not given.no_wait)
 
-    unanswered = [launch.pid for launch, answer in asked if answer is None]
+    unanswered = [launch.pid for launch, answer in answers if answer is None]
     if unanswered:
         raise ElasticError(_not_answered(unanswered))
 
@@ -51,7 +51,7 @@ class _Answer:
     """It ends with the launch; None if that has ended."""
 
 
-def _asked(launch: RunningLaunch, given: argparse.Namespace) -> _Answer | None:
+def _answer_of(launch: RunningLaunch, given: argparse.Namespace) -> _Answer | None:
     """Ask *launch* to stop; return None if it does not answer."""
     try:
         return _Answer(ask_to_stop(launch, given.grace, only_node=given.node))

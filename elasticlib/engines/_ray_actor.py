@@ -66,8 +66,8 @@ class PipedProgram:
         with self._messages as file:
             file.seek(0)
             lines = file.read().decode(errors="replace").split("\n")
-        said = [line.strip()[:300] for line in lines if line.strip()]
-        return f"its program ended with status {status}{f': {said[-1]}' if said else ''}"
+        messages = [line.strip()[:300] for line in lines if line.strip()]
+        return f"its program ended with status {status}{f': {messages[-1]}' if messages else ''}"
 
 
 def variables(now: Mapping[str, str], at_start: Mapping[str, str]) -> dict[str, str]:

@@ -123,15 +123,15 @@ def start_server(token: str) -> RendezvousServer:
     actor = _actor_class().options(**options).remote(_SERVER, {})
     _send(actor, f"{token}\n".encode())
     try:
-        said = _reading(actor).result(_SERVER_START)
+        first = _reading(actor).result(_SERVER_START)
     except Exception as error:
         ray.kill(actor)
         why = f"it did not start within {_SERVER_START:g} s" if isinstance(error, LateError) else reason(error)
         raise StartError(f"cannot host the rendezvous on Ray's head node: {why}") from error
 
-    if isinstance(said, str):
-        raise StartError(f"cannot host the rendezvous on Ray's head node: {said}")
-    return RendezvousServer(said.decode().strip(), ray_job(), _reading(actor), actor)
+    if isinstance(first, str):
+        raise StartError(f"cannot host the rendezvous on Ray's head node: {first}")
+    return RendezvousServer(first.decode().strip(), ray_job(), _reading(actor), actor)
 
 
 # The agents.

@@ -169,8 +169,8 @@ class _SshAgent:
         return f"host {self.host}: the agent ended with status {self.process.returncode}"
 
 
-def _meaning(said: str) -> str:
-    return next((meaning for part, meaning in _MEANINGS.items() if part in said), "")
+def _meaning(text: str) -> str:
+    return next((meaning for part, meaning in _MEANINGS.items() if part in text), "")
 
 
 class SshPlacement:

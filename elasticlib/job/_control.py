@@ -269,9 +269,9 @@ def ask_to_stop(launch: RunningLaunch, grace: float | None, *, only_node: bool) 
     *grace*: seconds until SIGKILL, None for the launch's own. *only_node*: the job's other nodes go on. Raises
     TimeoutError if the launch does not answer.
     """
-    with contextlib.ExitStack() as if_not_asked:
+    with contextlib.ExitStack() as unless_sent:
         try:
-            connection = if_not_asked.enter_context(contextlib.closing(_connect(launch.address)))
+            connection = unless_sent.enter_context(contextlib.closing(_connect(launch.address)))
             _send(connection, {"do": "stop", "grace": grace, "only_node": only_node})
             _received(connection)
         # It is an OSError, too: a launch that does not answer has not ended.
@@ -279,7 +279,7 @@ def ask_to_stop(launch: RunningLaunch, grace: float | None, *, only_node: bool) 
             raise
         except (OSError, ValueError):
             return None
-        if_not_asked.pop_all()
+        unless_sent.pop_all()
     return connection
 
 

@@ -45,15 +45,15 @@ class AnnouncedEnd:
     lead: float
     present_end: Callable[[], float | None]
     """Asks the scheduler for the present end; None without an answer."""
-    _is_asked: bool = field(init=False, default=False)
+    _has_requested: bool = field(init=False, default=False)
 
     def __call__(self, now: float) -> StopRequest | None:
-        is_unknown = self.notice.end_time == math.inf and not self._is_asked
+        is_unknown = self.notice.end_time == math.inf and not self._has_requested
         if not is_unknown and now < self.notice.end_time - self.lead:
             return None
 
         # The owner may have changed it since the start.
-        self._is_asked = True
+        self._has_requested = True
         self.notice.end_time = self.present_end() or self.notice.end_time
         left = self.notice.end_time - now
         if left > self.lead:

@@ -304,9 +304,9 @@ class Job:
         After *timeout* seconds it raises `TimeoutError`, and the job continues. If a handled signal
         arrived meanwhile, it raises that instead.
         """
-        came = self._wait(timeout)
+        received = self._wait(timeout)
         if not self._over:
-            for signum in came:
+            for signum in received:
                 raise interruption(signum, f"it waited for job {self.name!r}, which is being stopped")
             raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it is still running: call result() again")
         return self._outcome()
@@ -327,7 +327,7 @@ class Job:
                 wait_for_change(self._changed, self.done, timeout)
         if self._over and not is_own_thread:
             self._join_thread()
-        return handled.came
+        return handled.received
 
     def _join_thread(self) -> None:
         # The thread of a job that is over has nothing left to do.

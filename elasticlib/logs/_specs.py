@@ -221,7 +221,7 @@ class DefaultLogsSpecs(LogsSpecs):
             return False
         return True
 
-    def _goes_without(self, error: Exception) -> bool:
+    def _continues_without(self, error: Exception) -> bool:
         """Return True if *error* prevents only error files, which the caller did not request; log it then."""
         is_unimportant = not self._needs_files() and isinstance(error, OSError) and error.errno in _NOT_WRITABLE
         if is_unimportant:
@@ -247,7 +247,7 @@ class DefaultLogsSpecs(LogsSpecs):
             dest = self._destinations(folder, len(envs))
             _make_files(dest)
         except (OSError, ValueError) as error:
-            if self._goes_without(error):
+            if self._continues_without(error):
                 return self._destinations(None, len(envs))
             raise self._refusal(error) from error
 
@@ -273,7 +273,7 @@ class DefaultLogsSpecs(LogsSpecs):
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
             self.forget_unused()
-            if not self._goes_without(error):
+            if not self._continues_without(error):
                 raise self._refusal(error) from error
 
     def forget_unused(self) -> None:

@@ -212,7 +212,7 @@ class CallersStream:
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end in the middle of a UTF-8 character."""
         if self._silence is not None:
-            self._silence.heard()
+            self._silence.note_output()
 
         # Read once, since a later call in another thread may turn the stream to its own cell.
         target = self._target
@@ -305,7 +305,7 @@ class Silence:
             if self._since is None:
                 self._since = self._clock()
 
-    def heard(self) -> None:
+    def note_output(self) -> None:
         """Note that output has arrived, before it is shown, and remove the report."""
         with self._lock:
             if self._since is not None:

@@ -22,7 +22,7 @@ KERNELS = "triton"
 
 BY_VALUE = "cloudpickle"
 """Imported by each worker that gets a function by value."""
-BROUGHT = frozenset(
+DEPENDENCIES = frozenset(
     "numpy filelock typing_extensions sympy mpmath networkx jinja2 markupsafe fsspec packaging psutil yaml".split()
 )
 """Packages that these import, here or in other versions, where they are installed."""

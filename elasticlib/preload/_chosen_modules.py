@@ -21,7 +21,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.preload._allowed import BROUGHT, COMPILER, KERNELS, NUMPY, OPTIMIZER, TORCH
+from elasticlib.preload._allowed import COMPILER, DEPENDENCIES, KERNELS, NUMPY, OPTIMIZER, TORCH
 from elasticlib.preload._script_text import Text, is_of_python, read
 from elasticlib.processes import absolute_path, folder_of_script
 from elasticlib.workers.child import StartSpec, folders_before, hidden_by
@@ -60,7 +60,7 @@ def choose_preload(common: StartSpec, function: Callable[..., Any] | None, text:
     if not chosen.modules:
         return chosen
     tops = {name.partition(".")[0] for name in chosen.modules}
-    if hidden_by(_folders(common), tops | BROUGHT):
+    if hidden_by(_folders(common), tops | DEPENDENCIES):
         # The program finds its own module, and torch does too if it needs one of that name.
         return Choice((), None)
     return chosen

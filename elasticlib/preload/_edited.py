@@ -45,7 +45,7 @@ class Edits:
         # The thread that may have held it does not exist in a forked process.
         self._lock = threading.Lock()
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """
         Warn which modules changed on disk since the last call, unless this program has reloaded
         them.

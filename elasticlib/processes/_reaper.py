@@ -177,7 +177,7 @@ def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Cont
     me = os.getpid()
     deadline = monotonic() + limit
     while _has_children():
-        members = [each for each in descendants(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
+        members = [each for each in descendants(me, spare, kept) if not _still_removes_memory(me, each[0])]
 
         # Including apparent zombies: a process whose first thread alone has ended looks like one.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
@@ -231,7 +231,7 @@ def _settled_state(pid: int) -> str:
     return state
 
 
-def _goes_on_to_remove_memory(root: int, pid: int) -> bool:
+def _still_removes_memory(root: int, pid: int) -> bool:
     if not is_memory_cleaner(pid):
         return False
     # It may have been stopped with the others.

@@ -120,12 +120,12 @@ class _BatchNode:
     def _await_kill(self) -> None:
         """Begin to look for the client's request to kill the workers; before a stop, nobody can want that."""
         if self._kill_watch is None:
-            self._kill_watch = threading.Thread(target=self._kill_if_asked, name="elasticlib-kill", daemon=True)
+            self._kill_watch = threading.Thread(target=self._kill_if_requested, name="elasticlib-kill", daemon=True)
             # Without this thread the workers have all of the time that Slurm gives them.
             with contextlib.suppress(StartError):
                 start_thread(self._kill_watch)
 
-    def _kill_if_asked(self) -> None:
+    def _kill_if_requested(self) -> None:
         while not self._folder.kills():
             sleep(_LOOK_SECONDS)
         assert self._job is not None

@@ -80,7 +80,7 @@ class _ClientLink:
         """Bounded: a client that reads slowly slows the threads that read the workers' output."""
         self._sent_last = os.eventfd(0, os.EFD_CLOEXEC)
         """Readable once all is sent after `finish`."""
-        self._last_heard = monotonic()
+        self._last_message_at = monotonic()
         start_thread(threading.Thread(target=self._write, daemon=True))
 
     def send(self, data: bytes) -> None:
@@ -144,10 +144,10 @@ class _ClientLink:
 
     def _left(self) -> float | None:
         """Return the seconds for which the client may be silent; None: any time."""
-        return None if self._lease is None else max(0.0, self._last_heard + self._lease - monotonic())
+        return None if self._lease is None else max(0.0, self._last_message_at + self._lease - monotonic())
 
     def _hear(self) -> bytes:
-        self._last_heard = monotonic()
+        self._last_message_at = monotonic()
         return os.read(self._input, _CHUNK)
 
 
@@ -381,9 +381,9 @@ class _Node:
         if self._job is None:
             self._notice = data
             return
-        said = parse(data)
-        left = None if said["seconds"] is None else seconds(said["seconds"], 0)
-        self._job.inbox.put(StopRequest(str(said["why"]), left, is_notice=True))
+        notice = parse(data)
+        left = None if notice["seconds"] is None else seconds(notice["seconds"], 0)
+        self._job.inbox.put(StopRequest(str(notice["why"]), left, is_notice=True))
 
     def _listen(self, record: records.Record) -> None:
         if isinstance(record, records.RoundStarted):

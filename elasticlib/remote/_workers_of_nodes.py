@@ -121,7 +121,7 @@ class WorkersOfNodes:
 
     def stacks(self, timeout: float) -> dict[int, str]:
         """Return the stacks of all workers, by rank. Raises `TimeoutError` if no node answers in time."""
-        request = self._asked("stacks", None, timeout)
+        request = self._await_answers("stacks", None, timeout)
         texts = {rank: text for answer in request.answers.values() for rank, text in answer.texts.items()}
         if not texts and not request.is_over:
             raise TimeoutError(f"no node has returned the stacks of its workers within {timeout:g} s")
@@ -137,7 +137,7 @@ class WorkersOfNodes:
         if ended is not None and rank in ended.texts:
             return ended.texts[rank]
 
-        request = self._asked("logs", (place,), _LOGS_SECONDS, rank)
+        request = self._await_answers("logs", (place,), _LOGS_SECONDS, rank)
         answer = request.answers.get(place)
         if answer is None:
             raise TimeoutError(f"the node of rank {rank} has ended, or not answered within {_LOGS_SECONDS:g} s")
@@ -152,7 +152,7 @@ class WorkersOfNodes:
         known = number_ranges([each.rank for each in self.ranks()]) or "none"
         raise ConfigError(f"rank {rank} runs on no node now (ranks: {known})")
 
-    def _asked(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> AgentRequest:
+    def _await_answers(self, about: str, places: Collection[int] | None, timeout: float, rank: int = 0) -> AgentRequest:
         """Return a request after all answers, or after *timeout* seconds."""
         request = AgentRequest(Question(next(self._numbers), about, rank, timeout), places)
         with self._changed:

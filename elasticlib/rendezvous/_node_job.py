@@ -85,16 +85,16 @@ class NodeJob(JobOptions):
     @classmethod
     def of(cls, options: Options, *, backend: str, endpoint: str, node_rank: int | None, **given: Any) -> NodeJob:
         """Return the part in a job of *backend* with *options* and the other *given* fields."""
-        said = {name: getattr(options, name) for name in fields_dict(JobOptions)}
+        own = {name: getattr(options, name) for name in fields_dict(JobOptions)}
         if backend == "static":
             # Ranks are given, so that every node is waited for, and the first one hosts the store.
-            said["is_host"], given["min_nodes"] = node_rank == 0, given["max_nodes"]
+            own["is_host"], given["min_nodes"] = node_rank == 0, given["max_nodes"]
 
         return cls(
             backend=backend,
             endpoint=endpoint.strip(),
             node_rank=node_rank,
             options=options.others,
-            **said,
+            **own,
             **given,
         )

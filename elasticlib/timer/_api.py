@@ -375,7 +375,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         """Return up to *size* requests that arrive within *timeout* seconds."""
         deadline = monotonic() + timeout
         found: list[TimerRequest] = []
-        while len(found) < size and self._comes(max(0.0, deadline - monotonic())):
+        while len(found) < size and self._has_request(max(0.0, deadline - monotonic())):
             try:
                 found.append(self._mp_queue.get(timeout=max(0.0, deadline - monotonic())))
             # The time is over, or another reader has taken the request.
@@ -387,7 +387,7 @@ class MultiprocessingRequestQueue(RequestQueue):
         """Let a waiting `get` return at once."""
         os.eventfd_write(self._interrupt, 1)
 
-    def _comes(self, timeout: float) -> bool:
+    def _has_request(self, timeout: float) -> bool:
         # Other kinds of queues (a manager's, a program's own) have no pipe, only a blocking get.
         pipe = getattr(self._mp_queue, "_reader", None)
         if pipe is None:

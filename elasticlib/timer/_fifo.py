@@ -220,7 +220,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._progress = wall_time()
         self._thread = threading.Thread(target=self._watch, name="elasticlib-watchdog", daemon=self._daemon)
         start_thread(self._thread)
-        self._tell("watchdog started")
+        self._call_log_event("watchdog started")
 
     def stop(self) -> None:
         """Stop the thread and remove the pipe; it may be called twice."""
@@ -228,7 +228,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             return
         self._stopping = True
         self._end(self._max_interval)
-        self._tell("watchdog stopped")
+        self._call_log_event("watchdog stopped")
 
     def run_once(self) -> None:
         """Handle all requests that have arrived, then stop the thread and remove the pipe."""
@@ -289,7 +289,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         for timer in timers:
             if timer not in self._reported:
                 self._reported.add(timer)
-                self._tell("timer expired", timer)
+                self._call_log_event("timer expired", timer)
             # Of several timers, the earliest with a signal counts.
             if timer.signal > 0:
                 deadly = timer
@@ -304,7 +304,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             return False
 
         _log.info("the timer %s of process %d expired: the process got signal %d", deadly.scope_id, pid, deadly.signal)
-        self._tell("kill worker process", deadly)
+        self._call_log_event("kill worker process", deadly)
         return True
 
     def _read(self) -> bool:
@@ -355,7 +355,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._pipe = self._wake = -1
         self._hold_only(())
 
-    def _tell(self, name: str, request: FileTimerRequest | None = None) -> None:
+    def _call_log_event(self, name: str, request: FileTimerRequest | None = None) -> None:
         if self._log_event is None:
             return
         try:

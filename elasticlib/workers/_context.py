@@ -174,9 +174,9 @@ class PContext(abc.ABC):
             try:
                 self._handlers.install()
                 specs = [self._spec(rank) for rank in range(self.nprocs)]
-                with _signals.Signals(handled) as came:
-                    self._processes.start(0, specs, self._dest, self._prefixes, interrupt=came.fileno())
-                    self._raise(came)
+                with _signals.Signals(handled) as arrived:
+                    self._processes.start(0, specs, self._dest, self._prefixes, interrupt=arrived.fileno())
+                    self._raise(arrived)
             except BaseException:
                 self._started = False
                 self._let_go()
@@ -204,15 +204,15 @@ class PContext(abc.ABC):
         timeout = check_seconds("timeout", timeout)
         deadline = math.inf if timeout < 0 else monotonic() + timeout
         try:
-            with _signals.Signals(self._handlers.signums) as came:
+            with _signals.Signals(self._handlers.signums) as arrived:
                 while (result := self._look(deadline)) is None:
                     if (left := deadline - monotonic()) <= 0:
                         return None
-                    watched: list[int | Waitable] = [came, self._ended]
+                    watched: list[int | Waitable] = [arrived, self._ended]
                     if (number := self._processes.fileno()) >= 0:
                         watched.append(number)
                     wait_readable(watched, soonest(left, self._processes.poll_timeout()))
-                    self._raise(came)
+                    self._raise(arrived)
 
             return result
         finally:
@@ -220,8 +220,8 @@ class PContext(abc.ABC):
             if self._over:
                 self._handlers.remove()
 
-    def _raise(self, came: _signals.Signals) -> None:
-        for signum in came.drain():
+    def _raise(self, arrived: _signals.Signals) -> None:
+        for signum in arrived.drain():
             raise _signals.interruption(signum, self._doing)
 
     def _look(self, deadline: float) -> RunProcsResult | None:
@@ -281,11 +281,11 @@ class PContext(abc.ABC):
         """
         number, grace = check_signal(death_sig), check_seconds("timeout", timeout)
         late: list[int] = []
-        with _signals.Signals(self._handlers.signums) as came, self._lock:
+        with _signals.Signals(self._handlers.signums) as arrived, self._lock:
 
             def watch(limit: float | None) -> None:
-                wait_readable([came, self._processes], limit)
-                for signum in came.drain():
+                wait_readable([arrived, self._processes], limit)
+                for signum in arrived.drain():
                     late.append(signum)
                     # A person is waiting: the workers get no more time.
                     if signum == signal.SIGINT:

@@ -288,7 +288,7 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
 
     packed = _packing.pack_call(entry, args, kwargs, spec.main)
-    EDITS.tell()
+    EDITS.warn()
 
     # Workers get the options of this interpreter, like those of multiprocessing.
     flags = flags_here()

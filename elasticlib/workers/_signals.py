@@ -137,9 +137,9 @@ def _in_force(signum: signal.Signals, handler: Any) -> Any:
 
 def interruption(signum: int, what: str) -> SignalException:
     """Return the exception for a signal that arrived while this process did *what*."""
-    came = signal.Signals(signum)
-    kind = LaunchInterrupted if came == signal.SIGINT else SignalException
-    return kind(f"process {os.getpid()} got {came.name} while {what}", came)
+    received = signal.Signals(signum)
+    kind = LaunchInterrupted if received == signal.SIGINT else SignalException
+    return kind(f"process {os.getpid()} got {received.name} while {what}", received)
 
 
 class Raising:
@@ -279,10 +279,10 @@ class Inbox:
             if descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(descriptor)
-        came = []
+        received = []
         while self._items:
-            came.append(self._items.popleft())
-        return came
+            received.append(self._items.popleft())
+        return received
 
     def close(self) -> None:
         """Close the descriptors; `drain` still returns later messages."""
@@ -310,7 +310,7 @@ class HandledSignals:
         self._former: _Former = {}
         self._raised_from: tuple[int, str] | None = None
         """Number of signals from which on they are raised, too, and what this process does until then."""
-        self.came: list[signal.Signals] = []
+        self.received: list[signal.Signals] = []
         """Signals that stop the work, oldest first."""
 
     def __enter__(self) -> Self:
@@ -333,7 +333,7 @@ class HandledSignals:
         The block has code of others, which may wait without limit.
         """
         try:
-            self._raised_from = len(self.came) + count, what
+            self._raised_from = len(self.received) + count, what
             yield
         finally:
             self._raised_from = None
@@ -341,8 +341,8 @@ class HandledSignals:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if not self._inbox.put_signal(signum):
             return
-        self.came.append(signal.Signals(signum))
-        if self._raised_from is not None and len(self.came) >= self._raised_from[0]:
+        self.received.append(signal.Signals(signum))
+        if self._raised_from is not None and len(self.received) >= self._raised_from[0]:
             raise interruption(signum, self._raised_from[1])
 
     def _on_notice(self, signum: int, frame: FrameType | None) -> None:
@@ -385,10 +385,10 @@ class DeferredSignals:
 
     def end(self) -> None:
         """End the delay, and raise a waiting interrupt."""
-        came, self._is_pending = self._is_pending, False
+        received, self._is_pending = self._is_pending, False
         if self._former is not None and signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, self._former)
-        if came:
+        if received:
             signal.raise_signal(signal.SIGINT)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

@@ -90,7 +90,7 @@ def rejected(before: JobState, state: JobState, now: float) -> Mapping[str, str]
     reasons = {}
     for entry in _long_waiting(state, now):
         other = holder(state, entry)
-        if other is not None and _was_heard(before, state, other):
+        if other is not None and _sent_heartbeat(before, state, other):
             reasons[entry.node] = refusal(entry, other)
     return reasons
 
@@ -101,7 +101,7 @@ def _long_waiting(state: JobState, now: float) -> list[Entry]:
     return [entry for entry in state.waiting.values() if entry.is_replacement and entry.requested_at <= due]
 
 
-def _was_heard(before: JobState, state: JobState, entry: Entry) -> bool:
+def _sent_heartbeat(before: JobState, state: JobState, entry: Entry) -> bool:
     """Return whether a heartbeat of the node was read since *before*, and not for the first time."""
     old = before.watch.sightings.get(entry.node)
     new = state.watch.sightings.get(entry.node)

@@ -562,13 +562,13 @@ class Session:
         """Send a heartbeat, or only read the coordinator's while they are paused."""
         self._heartbeats, sends = self._heartbeats.turn(now, self.contact.limits.heartbeat)
         if not sends:
-            self._ask(Task.LISTEN, Read(memory.HEARD), now, out)
+            self._ask(Task.LISTEN, Read(memory.POLLED_KEYS), now, out)
             return
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
         heartbeat = messages.NodeHeartbeat(self._heartbeats.count, self._mailbox.read, self._outbox.stored)
         own = self.identity.heartbeat(self._mailbox.name, heartbeat)
-        self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
+        self._ask(Task.HEARTBEAT, Update(own, memory.POLLED_KEYS), now, out)
 
     def _next_notice(self) -> str | None:
         done = self.closed or (self.final is not None and self._mailbox.read > 0)

@@ -32,7 +32,7 @@ GREETING = 1.0
 """Seconds of one wait for the coordinator's greeting."""
 WAKE = b""
 """The value that a node writes to the key of its own next notice, to end the wait for it."""
-HEARD = (COORDINATOR_HEARTBEAT,)
+POLLED_KEYS = (COORDINATOR_HEARTBEAT,)
 """The coordinator's keys that a node reads regularly."""
 _LOG_AFTER = (5.0, 15.0, 30.0)
 """Seconds of waiting after which the wait is logged."""

@@ -114,9 +114,9 @@ class Bridge:
     def run(self) -> bool:
         """Work until the launcher says goodbye (True) or has died (False)."""
         self.begin()
-        while (said_goodbye := self.step(self.poll_timeout())) is None:
+        while (has_ended := self.step(self.poll_timeout())) is None:
             pass
-        return said_goodbye
+        return has_ended
 
     def begin(self) -> None:
         """Send the launcher a sign of life."""

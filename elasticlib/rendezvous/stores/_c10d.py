@@ -241,12 +241,12 @@ class C10dBackend:
             with suppress(RendezvousConnectionError):
                 self._claim.give_up(self._dial_store(_FORGETTING))
 
-    def stay(self, limit: float, tell: Callable[[list[str]], None], gone: threading.Event) -> None:
+    def stay(self, limit: float, report: Callable[[list[str]], None], gone: threading.Event) -> None:
         """
         Wait until all other jobs in the store that this process hosts have ended, at most *limit*
         seconds.
 
-        *tell* gets their names before the wait, if there is any; *gone* ends it. This job is over:
+        *report* gets their names before the wait, if there is any; *gone* ends it. This job is over:
         its id is free.
         """
         if self.server is None:
@@ -256,7 +256,7 @@ class C10dBackend:
             # A later node with the same job id must not wait for this job's coordinator.
             self.server.set(SERVES, "")
             forget(exchange)
-            tell(living)
+            report(living)
 
         with suppress(RendezvousConnectionError):
             exchange = self._dial_store(_FORGETTING)

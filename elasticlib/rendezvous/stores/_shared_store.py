@@ -380,12 +380,12 @@ class OtherJobs:
 
 
 def wait_for_jobs(
-    jobs: OtherJobs, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
+    jobs: OtherJobs, limit: float, report: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
 ) -> None:
     """
     Wait until no other job lives, at most *limit* seconds.
 
-    *tell* gets their names before the wait, if there is any; *gone* ends the wait.
+    *report* gets their names before the wait, if there is any; *gone* ends the wait.
     """
     deadline = clock() + limit
     pause = 0.0
@@ -393,7 +393,7 @@ def wait_for_jobs(
         if gone.wait(pause):
             return
         if not pause:
-            tell(living)
+            report(living)
         pause = _LOOK
 
 

@@ -171,7 +171,7 @@ class Agreement:
         """Return the number of nodes whose workers succeeded; *one* is added first."""
         return self._add("done", one)
 
-    def count_heard(self, one: int = 0) -> int:
+    def count_informed(self, one: int = 0) -> int:
         """Return the number of nodes that know how the job ended; *one* is added first."""
         return self._add("heard", one)
 

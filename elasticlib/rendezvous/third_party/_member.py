@@ -74,7 +74,7 @@ class HandlerMember:
             offer=self._offer,
             orders=self._orders,
             closing=self._closing,
-            tell=self._tell,
+            notify=self._notify,
             clock=clock,
         )
         thread = threading.Thread(target=rounds.run, name="elasticlib-foreign-handler", daemon=True)
@@ -173,7 +173,7 @@ class HandlerMember:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {order!r:.60}")
         self._orders.put(order)
 
-    def _tell(self, notice: MembershipEvent | RendezvousError) -> None:
+    def _notify(self, notice: MembershipEvent | RendezvousError) -> None:
         self._notices.append(notice)
         with self._lock:
             if self._ready >= 0:

@@ -141,7 +141,7 @@ class HandlerRounds:
     offer: ThirdPartyNodeInfo
     orders: queue.SimpleQueue[Order]
     closing: threading.Event
-    tell: Callable[[MembershipEvent | RendezvousError], None]
+    notify: Callable[[MembershipEvent | RendezvousError], None]
     clock: Clock
 
     _phase: _Phase = field(init=False, default=_Phase.IDLE)
@@ -236,7 +236,7 @@ class HandlerRounds:
 
         self._past = Past(assignment.round, assignment.restart_count, self._assigned.nonce)
         self._phase = _Phase.RUNNING
-        self.tell(assignment)
+        self.notify(assignment)
 
     def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
         join = Join(self.node, self.offer.describe(info, shares=self.calls.shares_store, slots=slots, role=role))
@@ -270,8 +270,8 @@ class HandlerRounds:
             return
 
         is_at_barrier = self._phase is _Phase.BARRIER
-        goes_on = self._look_at_others() if is_at_barrier else self._look_for_arrivals()
-        if not goes_on:
+        continues = self._look_at_others() if is_at_barrier else self._look_for_arrivals()
+        if not continues:
             return
 
         # The node that ends the round may close the rendezvous next: then that end counts.
@@ -323,7 +323,7 @@ class HandlerRounds:
 
     def _note_round_end(self, end: RoundEnd) -> None:
         self._phase, self._last_end = _Phase.ENDED, end
-        self.tell(end)
+        self.notify(end)
 
     def _depart(self, why: str) -> None:
         """Leave, so that no node waits for this one."""
@@ -337,7 +337,7 @@ class HandlerRounds:
             if self._judges:
                 self._assigned.judge(Final(False, self._last_end.why))
             self._assigned.report_failures(Stopped(self.node, self._past.round, ()))
-            self._assigned.count_heard(1)
+            self._assigned.count_informed(1)
 
     # The end of the job.
 
@@ -362,8 +362,8 @@ class HandlerRounds:
         self._is_decided = True
         with contextlib.suppress(RendezvousError):
             table = self._assigned
-            table.count_heard(1)
-            self._first_of(lambda: table.count_heard() >= table.size or None, linger)
+            table.count_informed(1)
+            self._first_of(lambda: table.count_informed() >= table.size or None, linger)
         self._finish(final)
 
     def _first_of(self, look: Callable[[], _T | None], seconds: float) -> _T | None:
@@ -375,4 +375,4 @@ class HandlerRounds:
 
     def _finish(self, last: Final | RendezvousError) -> None:
         self._phase = _Phase.OVER
-        self.tell(last)
+        self.notify(last)

@@ -349,7 +349,7 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     _pooled.attach(handed.memories, spec.local_rank, spec.variables)
     _serving.attach_own_master(spec.variables, is_hosted=spec.serves_caller)
     if spec.server is not None:
-        _serving.when_torch_comes(spec.server)
+        _serving.serve_with_torch(spec.server)
     if spec.kind == "function":
         rank = int(spec.variables.get("RANK", spec.local_rank))
         _showing.attach(spec.displays, spec.displays_of, rank, spec.stdout)

@@ -166,7 +166,7 @@ def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
     former, _offered = _offered, descriptors
     close_each(former)
     if is_needed:
-        _tell()
+        _set_variable()
         sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
     else:
         _main.restore_spec()
@@ -177,11 +177,11 @@ def _keep(memories: Mapping[str, int]) -> None:
     global _kept
     # The variable must not name memories that are closed already.
     former, _kept = _kept, memories
-    _tell()
+    _set_variable()
     close_each(former.values())
 
 
-def _tell() -> None:
+def _set_variable() -> None:
     if _offered:
         large = _kept.get(OF_DEFINITIONS + BUFFERS, "")
         shared = [each for name, each in sorted(_kept.items()) if name.startswith(OF_DEFINITIONS + SHARED)]

@@ -81,7 +81,7 @@ def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
 def notify_caller(message: Message) -> None:
     """During a call, from any thread: send *message* to the caller, which does not answer."""
     if _server is not None:
-        _server.tell(message)
+        _server.notify(message)
 
 
 class _ProjectFiles:
@@ -162,7 +162,7 @@ class _Server:
             is_sent = self._channel.send({**message, "op": "ask"})
         return self._channel.receive() if is_sent else None
 
-    def tell(self, message: Message) -> None:
+    def notify(self, message: Message) -> None:
         """Send *message*, which has no answer."""
         with self._sending:
             self._channel.send({**message, "op": "notice"})

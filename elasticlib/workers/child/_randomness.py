@@ -34,7 +34,7 @@ _chance: list[Callable[[], object]] = []
 """Functions that seed the generators again which the fork server's imports left unseeded."""
 _chosen: list[Callable[[], object]] = []
 """Functions that restore generators which CPython itself seeds again in each forked process."""
-_torch_came_with: list[int | None] = []
+_torch_seeds: list[int | None] = []
 
 
 def _torch_seed() -> int | None:
@@ -68,8 +68,8 @@ def _torch_was_seeded_by_chance() -> bool:
     seed = _torch_seed()
     if seed is None:
         return False
-    if _torch_came_with:
-        return seed in _torch_came_with
+    if _torch_seeds:
+        return seed in _torch_seeds
     # Torch was imported before its seed could be noted.
     return seed >= _LEAST_SEED
 
@@ -79,7 +79,7 @@ def note_torch() -> None:
     Note the present seed of torch's generator, right after torch's own import, as one that was
     not chosen.
     """
-    _torch_came_with.append(_torch_seed())
+    _torch_seeds.append(_torch_seed())
 
 
 def _was_seeded(before: Any) -> bool:

@@ -48,7 +48,7 @@ _running: list[object] = []
 """The server, kept for the life of the process."""
 
 
-def when_torch_comes(path: str) -> None:
+def serve_with_torch(path: str) -> None:
     """
     Serve *path* from now on if torch is loaded, otherwise from the moment when this process loads
     it.
@@ -165,16 +165,18 @@ def _wrap_create(module: Any, launchers_port: int, *, is_hosted: bool, speaks: b
         if is_hosted:
             return _without_agent_store(lambda: create(hostname, port, *args, **kwargs))
 
-        came = threading.Event()
+        has_store = threading.Event()
         if speaks:
             start_thread(
-                threading.Thread(target=_warn_of_silence, args=(hostname, port, came), name=WATCH_NAME, daemon=True)
+                threading.Thread(
+                    target=_warn_of_silence, args=(hostname, port, has_store), name=WATCH_NAME, daemon=True
+                )
             )
 
         try:
             return create(hostname, port, *args, **kwargs)
         finally:
-            came.set()
+            has_store.set()
 
     setattr(module, _CREATE, create_at)
 
@@ -187,10 +189,10 @@ def _without_agent_store(create: Callable[[], Any]) -> Any:
         os.environ[_AGENT_STORE] = "True"
 
 
-def _warn_of_silence(hostname: str, port: int, came: threading.Event) -> None:
-    """Warn unless the address opens, or *came* is set, within the time limit."""
+def _warn_of_silence(hostname: str, port: int, has_store: threading.Event) -> None:
+    """Warn unless the address opens, or *has_store* is set, within the time limit."""
     deadline = monotonic() + _PATIENCE
-    while not came.wait(_PAUSE):
+    while not has_store.wait(_PAUSE):
         if _is_open(hostname, port):
             return
         if monotonic() >= deadline:

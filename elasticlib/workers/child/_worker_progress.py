@@ -125,7 +125,7 @@ class _Slot:
         self._names: tuple[str, ...] = ()
         self._length = 0
 
-    def tell(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+    def report(self, step: int, total: int | None, metrics: Mapping[str, Any]) -> None:
         names = tuple(metrics)
         if names != self._names:
             self._rename(names)
@@ -203,4 +203,4 @@ def progress(step: int, /, total: int | None = None, **metrics: float) -> None:
     GPU's tensor is waited for, as by ``float(loss)``.
     """
     if _slot is not None:
-        _slot.tell(step, total, metrics)
+        _slot.report(step, total, metrics)

@@ -389,7 +389,7 @@ class LiveWorkers:
             return
 
         worker = signalled[rank]
-        self._tell("stuck", worker, waited=monotonic() - stop.began)
+        self._report("stuck", worker, waited=monotonic() - stop.began)
         worker.send_group(signal.SIGKILL)
 
     # Outcomes and ends.
@@ -415,7 +415,7 @@ class LiveWorkers:
             # No file could hold the report: it came through the pipe.
             worker.left.put_report(report)
         if worker.course.announced(outcome, status, monotonic()):
-            self._tell("failed", worker, worker.left.reports(), exitcode=status)
+            self._report("failed", worker, worker.left.reports(), exitcode=status)
 
     def _ended(self, worker: WorkerProcess) -> None:
         # Its announcements before its end count, and are in the pipe by now.
@@ -436,7 +436,7 @@ class LiveWorkers:
         _, status = os.waitpid(worker.pid, 0)
         facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
         self._detached.succeeded = self._detached.succeeded and facts["exitcode"] == 0
-        self._tell("exited", worker, worker.left.all(), told=worker.was_signalled, **facts)
+        self._report("exited", worker, worker.left.all(), told=worker.was_signalled, **facts)
         self._forget(worker)
 
     def _forget(self, worker: WorkerProcess) -> None:
@@ -462,10 +462,10 @@ class LiveWorkers:
         elif len(running) == 1 and self._detached.succeeded:
             running[0].note_others_finished(now, is_function=self.are_functions)
 
-    def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
+    def _report(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
         message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
         self._launcher.send(message | facts, descriptors)
 
     def _report_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
         with shared_text(stacks) as memories:
-            self._tell(what, worker, memories, **facts)
+            self._report(what, worker, memories, **facts)

@@ -28,7 +28,7 @@ class Cell:
 
     def hear_at(self, now: float) -> None:
         self.now = now
-        self.silence.heard()
+        self.silence.note_output()
 
 
 @pytest.fixture

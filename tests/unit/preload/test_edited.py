@@ -32,7 +32,7 @@ def edit(file: Path, version: int) -> None:
 
 def told(edits: Edits, caplog: pytest.LogCaptureFixture) -> bool:
     caplog.clear()
-    edits.tell()
+    edits.warn()
     return any("of_this_project changed on disk" in each.getMessage() for each in caplog.records)
 
 
@@ -55,7 +55,7 @@ def test_edit_between_two_checks_is_reported_unless_module_reloaded(
     module: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     edits = Edits()
-    edits.tell()
+    edits.warn()
     edit(Path(str(module.__file__)), 2)
     found = told(edits, caplog)
     edit(Path(str(module.__file__)), 3)

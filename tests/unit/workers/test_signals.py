@@ -290,7 +290,7 @@ def test_quit_stops_if_the_user_requested_that(inbox: Inbox) -> None:
     with HandledSignals((signal.SIGQUIT,), inbox) as handled:
         signal.raise_signal(signal.SIGQUIT)
 
-    assert [signal.SIGQUIT] == handled.came == inbox.drain()
+    assert [signal.SIGQUIT] == handled.received == inbox.drain()
 
 
 def test_quit_that_requests_stacks_does_not_count_as_a_stop() -> None:
@@ -300,7 +300,7 @@ def test_quit_that_requests_stacks_does_not_count_as_a_stop() -> None:
     ):
         signal.raise_signal(signal.SIGQUIT)
 
-    assert [] == handled.came
+    assert [] == handled.received
 
 
 def test_deferred_signal_wakes_listeners_but_not_a_start(inbox: Inbox) -> None:
@@ -478,7 +478,7 @@ def test_of_what_was_ignored_only_a_hangup_stays_so(signum: signal.Signals, hand
     finally:
         signal.signal(signum, former)
 
-    assert ([signum] if handled else [], True) == (collected.came, ignored_again)
+    assert ([signum] if handled else [], True) == (collected.received, ignored_again)
 
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, *NOTICES)

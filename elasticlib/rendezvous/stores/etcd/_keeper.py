@@ -31,9 +31,9 @@ def main(descriptor: int, command: list[str]) -> int:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     # Only the command has the other end, and closes it by ending.
-    ended, held = os.pipe()
-    child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, pass_fds=(held,))
-    os.close(held)
+    ended, lease = os.pipe()
+    child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, pass_fds=(lease,))
+    os.close(lease)
 
     # poll, as select takes no descriptor above 1023.
     poll = select.poll()

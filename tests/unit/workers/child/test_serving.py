@@ -54,13 +54,13 @@ def variables() -> tuple[str | None, str | None]:
 def test_worker_with_loaded_torch_serves_at_once_and_clears_request() -> None:
     importlib.import_module("torch")
 
-    _serving.when_torch_comes("wanted")
+    _serving.serve_with_torch("wanted")
 
     assert (["wanted"], (None, "wanted")) == (served(), variables())
 
 
 def test_worker_without_torch_serves_only_once_torch_is_imported() -> None:
-    _serving.when_torch_comes("wanted")
+    _serving.serve_with_torch("wanted")
     importlib.import_module("colorsys")
     before = served(), variables()
 
@@ -73,7 +73,7 @@ def test_worker_without_torch_serves_only_once_torch_is_imported() -> None:
 
 
 def test_to_look_whether_there_is_torch_is_not_to_load_it() -> None:
-    _serving.when_torch_comes("wanted")
+    _serving.serve_with_torch("wanted")
 
     found = importlib.util.find_spec("torch")
     before = served()
@@ -84,7 +84,7 @@ def test_to_look_whether_there_is_torch_is_not_to_load_it() -> None:
 
 
 def test_a_process_that_the_worker_has_forked_leaves_the_socket_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _serving.when_torch_comes("wanted")
+    _serving.serve_with_torch("wanted")
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
     importlib.import_module("torch")
@@ -95,7 +95,7 @@ def test_a_process_that_the_worker_has_forked_leaves_the_socket_to_it(monkeypatc
 def test_a_server_that_cannot_start_is_a_line_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("torch")
 
-    _serving.when_torch_comes("taken")
+    _serving.serve_with_torch("taken")
 
     assert "this worker has no debug server at taken: taken already exists" in capsys.readouterr().err
     assert [] == served()
