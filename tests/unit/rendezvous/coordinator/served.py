@@ -54,7 +54,7 @@ class Served:
     """Seconds that the server waits for messages."""
     posted: int = field(default=0, init=False)
 
-    def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Any:
+    def begin_term(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Any:
         """A new term of office, of another node."""
         facts = {"run_id": "job", "key": self.key} | others
         state = JobState(self.rules)
@@ -63,11 +63,11 @@ class Served:
         self._do(actions)
         return self
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         self.server, actions = self.server.step(event, self.now)
         self._do(actions)
 
-    def say(self, *reports: Report) -> str:
+    def send(self, *reports: Report) -> str:
         """All come at once; the mailbox that the last one opens, if it is a Join."""
         entries, mailbox = [], ""
         for report in reports:
@@ -77,11 +77,11 @@ class Served:
             place = report_place("job", self.server.nonce, report.node, seq)
             entries.append(Posted(self.posted, encode(Envelope(seq, report), self.key, place)))
             mailbox = mailbox_name(report.node, seq)
-        self.tell(Arrived(entries))
+        self.handle(Arrived(entries))
         return mailbox
 
     def join(self, node: str, **others: Any) -> str:
-        return self.say(Join(node, Descriptor(1, "trainer", ("10.0.0.1",), 4000), **others))
+        return self.send(Join(node, Descriptor(1, "trainer", ("10.0.0.1",), 4000), **others))
 
     def find(self, key: str, nonce: str | None = None) -> Message | None:
         data = self.values.get(key)
@@ -98,11 +98,11 @@ class Served:
         for index, action in enumerate(actions):
             match action:
                 case Load():
-                    self.tell(Loaded(self.saved))
+                    self.handle(Loaded(self.saved))
                 case Save(data) if len(data) > self.most or self.refuse > 0:
                     self.refuse -= 1
                     assert self.server.refused < REFUSALS
-                    self.tell(Unsaved("too large", actions[index + 1 :]))
+                    self.handle(Unsaved("too large", actions[index + 1 :]))
                     return
                 case Save(data):
                     self.saved = data
@@ -113,7 +113,7 @@ class Served:
                     for key in keys:
                         self.values.pop(key, None)
                 case Read(keys):
-                    self.tell(HeartbeatsFetched(self._found(keys)))
+                    self.handle(HeartbeatsFetched(self._found(keys)))
                 case Receive(timeout):
                     self.wait = timeout
                 case ServerStopped():

@@ -31,17 +31,17 @@ class Commands(Desk):
 
     def start(self, node: str, command: str, role: str = "trainer", last_round: int = -1) -> None:
         offer = Descriptor(1, role, ("10.0.0.1",), 1, work="train.py", command=command)
-        self.hear(Join(node, offer, round=last_round))
+        self.receive(Join(node, offer, round=last_round))
 
-    def told(self, node: str) -> list[Notice | GivenUp]:
+    def notices(self, node: str) -> list[Notice | GivenUp]:
         boxes = [box for mailbox, box in self.mailboxes.items() if mailbox.startswith(f"{node}/")]
         return [notice for box in boxes for notice in box]
 
     def cautions(self, node: str) -> list[str]:
-        return [notice.text for notice in self.told(node) if isinstance(notice, Caution)]
+        return [notice.text for notice in self.notices(node) if isinstance(notice, Caution)]
 
     def last(self, node: str) -> object:
-        return self.told(node)[-1]
+        return self.notices(node)[-1]
 
 
 def test_job_of_one_node_refuses_other_arguments_with_both_commands() -> None:
@@ -61,7 +61,7 @@ def test_spare_with_equal_or_unknown_arguments_ends_with_success(command: str) -
     desk = Commands(1, 1)
     desk.start("a", SLOW)
     desk.start("b", command)
-    desk.hear(Succeeded("a", 0))
+    desk.receive(Succeeded("a", 0))
 
     final = desk.last("b")
     assert isinstance(final, Final)
@@ -96,7 +96,7 @@ def test_first_node_is_warned_of_only_one_other_command() -> None:
 def test_spare_of_other_arguments_fails_when_the_job_succeeds_without_it() -> None:
     desk = job_with_spare()
     for node in "ab":
-        desk.hear(Succeeded(node, 0))
+        desk.receive(Succeeded(node, 0))
 
     first, spare = desk.last("a"), desk.last("c")
     assert isinstance(first, Final) and first.succeeded
@@ -110,11 +110,11 @@ def test_node_that_had_ranks_succeeds_with_any_arguments() -> None:
     desk.start("b", FAST)
     desk.start("a", SLOW, last_round=0)
     for node in "ab":
-        desk.hear(Succeeded(node, 1))
+        desk.receive(Succeeded(node, 1))
 
     final = desk.last("b")
     assert isinstance(final, Final) and final.succeeded
-    assert any(isinstance(notice, RankAssignment) for notice in desk.told("b"))
+    assert any(isinstance(notice, RankAssignment) for notice in desk.notices("b"))
 
 
 def test_nodes_of_another_role_are_not_compared() -> None:

@@ -64,7 +64,7 @@ class Desk:
         self._step(Tick())
         return self
 
-    def hear(self, *reports: Report) -> str:
+    def receive(self, *reports: Report) -> str:
         """The mailbox that the last report opens, if it is a Join."""
         mailbox = ""
         for report in reports:
@@ -74,7 +74,7 @@ class Desk:
         return mailbox
 
     def join(self, *nodes: str) -> list[str]:
-        return [self.hear(Join(node, offer())) for node in nodes]
+        return [self.receive(Join(node, offer())) for node in nodes]
 
     def node_heartbeat(self, *silent: str, seconds: float = 0.0, interval: float = 3.0) -> Desk:
         """
@@ -116,7 +116,7 @@ def after(desk: Desk, *steps: Step) -> Desk:
             case _ if callable(each):
                 each(desk)
             case _:
-                desk.hear(each)
+                desk.receive(each)
     return desk
 
 
@@ -172,7 +172,7 @@ def watched(*nodes: str, min_nodes: int | None = None, max_restarts: int = 3) ->
 def placed(*nodes: str) -> Desk:
     desk = Desk(Rules(len(nodes), len(nodes), fixed_places=True))
     for index, node in enumerate(nodes):
-        desk.hear(Join(node, offer(index=index)))
+        desk.receive(Join(node, offer(index=index)))
     assert desk.state.round is not None
     return desk
 
@@ -187,7 +187,7 @@ def crash_loop(times: int, *, min_nodes: int = 2, lost: bool = True) -> Desk:
         if min_nodes == 1:  # who came first runs already
             desk.join("a")
         if number <= times:
-            desk.hear(Leave(f"host/{number}", "its agent died", lost=lost))
+            desk.receive(Leave(f"host/{number}", "its agent died", lost=lost))
             desk.join("a")
     assert desk.state.round is not None and desk.state.round.end is None
     return desk
@@ -384,11 +384,11 @@ def test_between_min_and_max_the_quiet_period_counts_from_the_last_join() -> Non
 def test_node_of_another_job_with_the_same_id_is_refused() -> None:
     desk = running("a", spare_room=1)
     first = Descriptor(1, "trainer", ("10.0.0.1",), 1, work="train.py")
-    desk.hear(Join("b", first))
-    desk.hear(Join("a", first))
+    desk.receive(Join("b", first))
+    desk.receive(Join("a", first))
     assignments = {node: seat_of(notice) for node, notice in desk.sent().items()}
-    mailbox = desk.hear(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
-    reader = desk.hear(Join("d", Descriptor(1, "reader", ("10.0.0.3",), 1, work="reader.py")))
+    mailbox = desk.receive(Join("c", Descriptor(1, "trainer", ("10.0.0.2",), 1, work="other.py")))
+    reader = desk.receive(Join("d", Descriptor(1, "reader", ("10.0.0.3",), 1, work="reader.py")))
 
     (final,) = desk.mailboxes[mailbox]
     assert {"a", "b"} == assignments.keys()
@@ -416,7 +416,7 @@ def test_a_node_that_joins_twice_gets_its_ranks_in_the_newer_mailbox() -> None:
 
 def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> None:
     desk = running("a", "b", spare_room=2)
-    desk.hear(Failed("a", 0, (note(0),)))
+    desk.receive(Failed("a", 0, (note(0),)))
     desk.join("b", "a")
 
     assert {"a", "b"} == desk.sent().keys()
@@ -425,7 +425,7 @@ def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> Non
 
 def test_node_that_does_not_return_in_the_join_time_is_left_behind() -> None:
     desk = running("a", "b", min_nodes=1)
-    desk.hear(Stopped("a", 0, ()), Stopped("b", 0, ()))
+    desk.receive(Stopped("a", 0, ()), Stopped("b", 0, ()))
     desk.join("a")
 
     assert (WakeAt(600.0),) == desk.actions
@@ -435,9 +435,9 @@ def test_node_that_does_not_return_in_the_join_time_is_left_behind() -> None:
 
 def test_join_time_begins_when_the_last_worker_has_ended() -> None:
     desk = running("a", "b")
-    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.receive(Leave("b", "SIGTERM", round=0))
     desk.join("a")
-    desk.tick(1000.0).hear(Stopped("b", 0, ()))
+    desk.tick(1000.0).receive(Stopped("b", 0, ()))
 
     assert (WakeAt(1600.0),) == desk.actions
     desk.tick(600.0)
@@ -449,11 +449,11 @@ def test_join_time_begins_when_the_last_worker_has_ended() -> None:
 
 def test_a_failure_ends_the_round_for_all_and_spends_one_restart() -> None:
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("b", 0, (note(2, message="ValueError: bad\nmore"),)))
+    desk.receive(Failed("b", 0, (note(2, message="ValueError: bad\nmore"),)))
 
     why = "rank 2 on node b ended with exit status 1 (ValueError: bad)"
     assert dict.fromkeys("ab", RoundEnd(0, why, True, decided=False, failed=True)) == desk.sent()
-    desk.hear(Stopped("a", 0, ()), Stopped("b", 0, (note(2, message="ValueError: bad\nmore"),)))
+    desk.receive(Stopped("a", 0, ()), Stopped("b", 0, (note(2, message="ValueError: bad\nmore"),)))
     assert 1 == desk.state.restarts
 
 
@@ -472,7 +472,7 @@ OF_STORE = FailureNote(0, 0, 7, -9, "the process that hosts the store (pid 7) wa
 @pytest.mark.parametrize("kind", [Failed, Stopped])
 def test_a_failure_is_named(kind: type[Failed] | type[Stopped], failure: FailureNote, why: str) -> None:
     desk = running("a")
-    desk.hear(kind("a", 0, (failure,)))
+    desk.receive(kind("a", 0, (failure,)))
 
     assert end_of(desk.sent()["a"]).why.startswith(why)
     assert end_of(desk.sent()["a"]).restart
@@ -480,14 +480,14 @@ def test_a_failure_is_named(kind: type[Failed] | type[Stopped], failure: Failure
 
 def test_a_failure_without_notes_is_a_failure() -> None:
     desk = running("a", max_restarts=0)
-    desk.hear(Failed("a", 0, ()), Stopped("a", 0, ()))
+    desk.receive(Failed("a", 0, ()), Stopped("a", 0, ()))
 
     assert Final(False, "workers of node a failed; no restarts are allowed") == desk.sent()["a"]
 
 
 def test_the_next_seats_carry_the_restarts_that_the_job_has_used() -> None:
     desk = running("a", max_restarts=3)
-    desk.hear(Failed("a", 0, (note(0),)))
+    desk.receive(Failed("a", 0, (note(0),)))
     desk.join("a")
 
     assignment = seat_of(desk.sent()["a"])
@@ -497,10 +497,10 @@ def test_the_next_seats_carry_the_restarts_that_the_job_has_used() -> None:
 
 def test_further_failures_of_an_ended_round_spend_nothing() -> None:
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("a", 0, (note(0),)), Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2), note(3))))
+    desk.receive(Failed("a", 0, (note(0),)), Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2), note(3))))
     assert not desk.sent()
 
-    desk.hear(Stopped("a", 0, (note(0), note(1))))
+    desk.receive(Stopped("a", 0, (note(0), note(1))))
 
     assert 1 == desk.state.restarts
     assert not desk.sent()
@@ -508,27 +508,27 @@ def test_further_failures_of_an_ended_round_spend_nothing() -> None:
 
 def test_without_a_restart_left_the_end_waits_until_all_have_stopped() -> None:
     desk = running("a", "b", max_restarts=0)
-    desk.hear(Failed("a", 0, (note(0),)))
+    desk.receive(Failed("a", 0, (note(0),)))
 
     assert not end_of(desk.sent()["b"]).restart
-    desk.hear(Stopped("a", 0, (note(0),)))
+    desk.receive(Stopped("a", 0, (note(0),)))
     assert not desk.sent()
-    desk.hear(Stopped("b", 0, ()))
+    desk.receive(Stopped("b", 0, ()))
     why = "rank 0 on node a ended with exit status 1; no restarts are allowed"
     assert {"a": Final(False, why, "a", note(0)), "b": Final(False, why, "a", note(0))} == desk.sent()
 
 
-@pytest.mark.parametrize("gone", [Succeeded("b", 0), Leave("b", "SIGTERM"), Stopped("b", 0, ())])
-def test_the_end_does_not_wait_for_nodes_without_workers(gone: Report) -> None:
+@pytest.mark.parametrize("report", [Succeeded("b", 0), Leave("b", "SIGTERM"), Stopped("b", 0, ())])
+def test_the_end_does_not_wait_for_nodes_without_workers(report: Report) -> None:
     desk = running("a", "b", max_restarts=0)
-    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), gone)
+    desk.receive(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), report)
 
     assert "a" == final_of(desk).root_node
 
 
 def test_a_failure_after_another_nodes_success_restarts_everybody() -> None:
     desk = running("a", "b")
-    desk.hear(Succeeded("a", 0), Failed("b", 0, (note(2),)))
+    desk.receive(Succeeded("a", 0), Failed("b", 0, (note(2),)))
 
     assert {"a", "b"} == desk.sent().keys()
     assert end_of(desk.sent()["a"]).restart
@@ -546,17 +546,17 @@ def test_a_failure_after_another_nodes_success_restarts_everybody() -> None:
 )
 def test_the_root_cause_is_the_earliest_primary_failure_anywhere(first: Report, second: Report, root: str) -> None:
     desk = running("a", "b", max_restarts=0)
-    desk.hear(first)
-    desk.tick(0.5).hear(second, Stopped("a", 0, ()))
+    desk.receive(first)
+    desk.tick(0.5).receive(second, Stopped("a", 0, ()))
 
     assert root == final_of(desk).root_node
 
 
 def test_a_later_note_of_a_failure_completes_it_and_keeps_its_time() -> None:
     desk = running("a", "b", max_restarts=0)
-    desk.hear(Failed("a", 0, (note(0),)))
-    desk.tick(1.0).hear(Failed("b", 0, (note(2, age=0.5),)), Stopped("b", 0, ()))
-    desk.hear(Stopped("a", 0, (note(0, message="KeyError"),)))
+    desk.receive(Failed("a", 0, (note(0),)))
+    desk.tick(1.0).receive(Failed("b", 0, (note(2, age=0.5),)), Stopped("b", 0, ()))
+    desk.receive(Stopped("a", 0, (note(0, message="KeyError"),)))
 
     assert ("a", note(0, message="KeyError")) == (final_of(desk).root_node, final_of(desk).root)
 
@@ -717,21 +717,21 @@ FREE: dict[str, tuple[Begin, tuple[Step, ...], dict[str, Notice]]] = {
 }
 
 
-@pytest.mark.parametrize(("begin", "steps", "told"), FREE.values(), ids=FREE)
+@pytest.mark.parametrize(("begin", "steps", "notices"), FREE.values(), ids=FREE)
 def test_event_that_is_not_a_failure_spends_no_restart(
-    begin: Begin, steps: tuple[Step, ...], told: dict[str, Notice]
+    begin: Begin, steps: tuple[Step, ...], notices: dict[str, Notice]
 ) -> None:
     desk = after(begin(), *steps)
 
-    assert told == desk.sent()
+    assert notices == desk.sent()
     assert 0 == desk.state.restarts
 
 
 @pytest.mark.parametrize("before", [(), (Stopped("a", 0, ()),), (Failed("a", 0, (note(0),)),)])
 def test_a_job_that_everybody_left_is_over(before: tuple[Report, ...]) -> None:
     desk = running("a")
-    desk.hear(*before)
-    desk.hear(Leave("a", "SIGTERM"))
+    desk.receive(*before)
+    desk.receive(Leave("a", "SIGTERM"))
 
     assert {"a": Final(False, "node a left: SIGTERM", kind="left")} == desk.sent()
     assert final_of(desk).why == "node a left: SIGTERM"
@@ -755,10 +755,10 @@ STALE: list[Report] = [
 @pytest.mark.parametrize("report", STALE)
 def test_reports_of_other_rounds_and_strangers_change_nothing(report: Report) -> None:
     desk = running("a")
-    desk.hear(Failed("a", 0, (note(0),)))
+    desk.receive(Failed("a", 0, (note(0),)))
     desk.join("a")
     before = desk.state
-    desk.hear(report)
+    desk.receive(report)
 
     assert (before.round, before.restarts, before.waiting) == (
         desk.state.round,
@@ -779,25 +779,25 @@ def test_repeated_report_changes_nothing() -> None:
 def lost_store(desk: Desk) -> None:
     """Node a, which is done, tells that the store which b uses is gone."""
     of_store = evolve(note(0), message="the store is gone", process="worker store")
-    desk.hear(Succeeded("a", 0), Failed("a", 0, (of_store,)))
+    desk.receive(Succeeded("a", 0), Failed("a", 0, (of_store,)))
 
 
 def test_store_lost_by_a_node_that_succeeded_is_the_cause_of_what_follows() -> None:
     desk = running("a", "b", max_restarts=1)
     lost_store(desk)
-    told = desk.sent()
-    desk.hear(Stopped("b", 0, (evolve(note(1), secondary=True),)))
+    notices = desk.sent()
+    desk.receive(Stopped("b", 0, (evolve(note(1), secondary=True),)))
 
-    assert {"a", "b"} == told.keys()
+    assert {"a", "b"} == notices.keys()
     assert "the store is gone" in desk.state.round.end.why
     assert 1 == desk.state.restarts
 
 
 def test_nothing_happens_after_the_end() -> None:
     desk = running("a")
-    desk.hear(Succeeded("a", 0))
+    desk.receive(Succeeded("a", 0))
     before = final_of(desk)
-    desk.hear(Failed("a", 0, (note(0),)), Leave("a", "SIGTERM"), Stopped("a", 0, ()))
+    desk.receive(Failed("a", 0, (note(0),)), Leave("a", "SIGTERM"), Stopped("a", 0, ()))
     desk.tick(10_000.0)
 
     assert before is final_of(desk)
@@ -822,8 +822,8 @@ def test_success_that_a_node_reports_with_its_rank_request_counts(others: tuple[
     """The sidecar that it was told to is gone: the round goes on, and ends well with the other nodes."""
     desk = running("b", *others)
     desk.envelopes["b"] += 1_000_000
-    desk.hear(Join("b", offer(), after="its sidecar was killed", succeeded=0))
-    desk.hear(*(Succeeded(node, 0) for node in others))
+    desk.receive(Join("b", offer(), after="its sidecar was killed", succeeded=0))
+    desk.receive(*(Succeeded(node, 0) for node in others))
 
     assert {"b", *others} == desk.sent().keys()
     assert (True, 0) == (final_of(desk).succeeded, final_of(desk).round)
@@ -833,7 +833,7 @@ def test_nodes_of_the_distant_past_are_forgotten(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_places, "NAMES", 8)
     desk = running("a")
     for number in range(_places.NAMES + 100):
-        desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
+        desk.receive(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
 
     assert desk.state.has_forgotten
     assert {"a", *(f"b{number}" for number in range(99, _places.NAMES + 100))} == desk.state.received.keys()
@@ -843,9 +843,9 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
     """It goes on with the numbers of its messages, and none of those before was destroyed."""
     monkeypatch.setattr(_places, "NAMES", 8)
     desk = running("a")
-    desk.hear(Join("old", offer()), Leave("old", "SIGTERM"))
+    desk.receive(Join("old", offer()), Leave("old", "SIGTERM"))
     for number in range(40):
-        desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
+        desk.receive(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
     assert "old" not in desk.state.received
     desk.join("old")
 
@@ -860,7 +860,7 @@ def test_names_of_nodes_that_join_and_leave_in_one_round_are_bounded(
     monkeypatch.setattr(_places, "NAMES", 8)
     desk = running("a")
     for number in range(40):
-        desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Acknowledgement(f"b{number}"))
+        desk.receive(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Acknowledgement(f"b{number}"))
         assert len(desk.state.received) <= 8 + 4
 
     assert desk.state.round is not None and desk.state.round.number == 0
@@ -894,7 +894,7 @@ def test_those_who_stayed_wait_for_nobody_else(wait_for: str) -> None:
     if wait_for == "min":
         desk.join("a", "b")
     assert desk.state.round is not None
-    desk.hear(Leave("c", "SIGTERM"))
+    desk.receive(Leave("c", "SIGTERM"))
     desk.join("a")
 
     assert not desk.sent()
@@ -904,7 +904,7 @@ def test_those_who_stayed_wait_for_nobody_else(wait_for: str) -> None:
 
 def test_with_a_join_time_of_0_the_job_ends_once_too_few_are_left() -> None:
     desk = gang("a", "b", "c")
-    desk.hear(Leave("c", "SIGTERM"))
+    desk.receive(Leave("c", "SIGTERM"))
     desk.join("a", "b")
 
     why = (
@@ -918,7 +918,7 @@ def test_with_a_join_time_of_0_the_job_ends_once_too_few_are_left() -> None:
 def test_with_a_join_time_of_0_an_engines_first_nodes_are_waited_for(hosts: tuple[str, ...], ends: bool) -> None:
     desk = Desk(Rules(3, 4, join_timeout=0.0, wait_for="min", hosts=hosts))
     desk.join("a", "b", "c")
-    desk.hear(Leave("c", "SIGTERM"))
+    desk.receive(Leave("c", "SIGTERM"))
     desk.join("a", "b")
 
     assert ends is (desk.state.final is not None)
@@ -929,7 +929,7 @@ def test_with_a_join_time_of_0_an_engines_first_nodes_are_waited_for(hosts: tupl
 
 def test_returning_nodes_are_waited_for_with_a_join_time_of_0() -> None:
     desk = gang("a", "b")
-    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
+    desk.receive(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
     desk.join("a")
     desk.tick(1.0)
 
@@ -1004,10 +1004,10 @@ def test_so_many_nodes_that_were_given_up_are_listened_to() -> None:
 
 def test_silence_after_success_does_not_end_the_round() -> None:
     desk = watched("a", "b")
-    desk.hear(Succeeded("a", 0))
+    desk.receive(Succeeded("a", 0))
     desk.node_heartbeat("a", seconds=30.0)
     mailbox = desk.state.round.entries["a"].mailbox if desk.state.round else ""
-    desk.hear(Succeeded("b", 0))
+    desk.receive(Succeeded("b", 0))
 
     assert [RankAssignment, Final] == [type(notice) for notice in desk.mailboxes[mailbox]]
     assert final_of(desk).succeeded
@@ -1015,7 +1015,7 @@ def test_silence_after_success_does_not_end_the_round() -> None:
 
 def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
     desk = watched("a", "b", max_restarts=0)
-    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)))
+    desk.receive(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)))
     desk.node_heartbeat("b").node_heartbeat("b", seconds=12.0)
 
     assert ("a", "failed") == (final_of(desk).root_node, final_of(desk).kind)
@@ -1023,7 +1023,7 @@ def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
 
 def test_node_that_leaves_is_watched_until_its_workers_have_ended() -> None:
     desk = watched("a", "b", min_nodes=1)
-    desk.hear(Leave("b", "SIGTERM", round=0))
+    desk.receive(Leave("b", "SIGTERM", round=0))
     desk.join("a")
 
     assert "b" in mailboxes(desk.state)
@@ -1053,8 +1053,8 @@ def test_read_heartbeats_are_reported_by_group_rank() -> None:
 
 def test_heartbeats_of_a_node_that_left_or_waits_do_not_count() -> None:
     desk = watched("a", "b", "c", min_nodes=2).node_heartbeat()
-    desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Join("a", offer()), Leave("c", "signal 15", 0))
-    desk.hear(Stopped("c", 0, ()))
+    desk.receive(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Join("a", offer()), Leave("c", "signal 15", 0))
+    desk.receive(Stopped("c", 0, ()))
     desk.node_heartbeat()
 
     found = read(desk.state)
@@ -1089,27 +1089,27 @@ def test_spare_with_missed_heartbeats_gets_no_ranks_before_another_one() -> None
     desk = watched("a", "b")
     desk.join("c", "d")
     desk.node_heartbeat().node_heartbeat("c").node_heartbeat("c")
-    desk.hear(Leave("b", "signal 15"), Stopped("a", 0, ()), Join("a", offer()))
+    desk.receive(Leave("b", "signal 15"), Stopped("a", 0, ()), Join("a", offer()))
 
     assert desk.state.round is not None
     assert ["a", "d"] == sorted(desk.state.round.entries)
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_no_round_starts_until_a_missed_node_returns_or_is_lost(comes_back: bool) -> None:
+@pytest.mark.parametrize("returns", [True, False])
+def test_no_round_starts_until_a_missed_node_returns_or_is_lost(returns: bool) -> None:
     desk = Desk(Rules(1, 2, last_call=30.0, heartbeat=10.0))
     desk.join("a")
     desk.node_heartbeat().node_heartbeat("a").node_heartbeat("a")
     desk.join("b")
     assert desk.state.round is None
 
-    if comes_back:
+    if returns:
         desk.node_heartbeat()
     else:
         desk.node_heartbeat("a").node_heartbeat("a").tick(30.0)
 
     assert desk.state.round is not None
-    assert (["a", "b"] if comes_back else ["b"]) == sorted(desk.state.round.entries)
+    assert (["a", "b"] if returns else ["b"]) == sorted(desk.state.round.entries)
 
 
 def test_the_time_of_the_next_loss_is_known() -> None:
@@ -1135,7 +1135,7 @@ def test_no_loss_is_due_where_none_can_be(steps: tuple[Step, ...]) -> None:
 
 def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
     desk = crash_loop(2)
-    desk.hear(Leave("host/3", "its agent died", lost=True))
+    desk.receive(Leave("host/3", "its agent died", lost=True))
 
     why = (
         "node host/3 is lost: its agent died; "
@@ -1146,7 +1146,7 @@ def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
 
 def test_host_that_is_lost_repeatedly_ends_the_job() -> None:
     desk = crash_loop(3)
-    desk.hear(Leave("host/4", "its agent died", lost=True), Stopped("a", 3, ()))
+    desk.receive(Leave("host/4", "its agent died", lost=True), Stopped("a", 3, ()))
 
     why = (
         "node host/4 is lost: its agent died; "
@@ -1188,7 +1188,7 @@ def test_the_third_loss_of_a_host_in_a_row_costs_a_restart(
 
 def test_node_with_other_terms_is_refused_and_affects_no_other_node() -> None:
     desk = running("a", spare_room=1)
-    mailbox = desk.hear(Join("b", offer(), Terms(1, 4, 3)))
+    mailbox = desk.receive(Join("b", offer(), Terms(1, 4, 3)))
 
     why = (
         "node b asks for 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
@@ -1201,7 +1201,7 @@ def test_node_with_other_terms_is_refused_and_affects_no_other_node() -> None:
 
 def test_member_that_joins_again_with_other_terms_ends_the_round() -> None:
     desk = running("a", "b", min_nodes=1)
-    desk.hear(Join("b", offer(), Terms(9, 9, 9)))
+    desk.receive(Join("b", offer(), Terms(9, 9, 9)))
 
     assert {"b": "refused"} == {n: its.kind for n, its in desk.sent().items() if isinstance(its, Final)}
     assert end_of(desk.sent()["a"]).restart
@@ -1217,8 +1217,8 @@ def test_member_that_joins_again_with_other_terms_ends_the_round() -> None:
 )
 def test_a_node_without_a_fixed_place_of_its_own_is_refused(index: int | None, why: str) -> None:
     desk = Desk(Rules(3, 3, fixed_places=True))
-    desk.hear(Join("a", offer(index=1)))
-    mailbox = desk.hear(Join("b", offer(index=index)))
+    desk.receive(Join("a", offer(index=1)))
+    mailbox = desk.receive(Join("b", offer(index=index)))
 
     assert [Final(False, why, kind="refused")] == desk.mailboxes[mailbox]
     assert {"a"} == desk.state.waiting.keys()
@@ -1226,7 +1226,7 @@ def test_a_node_without_a_fixed_place_of_its_own_is_refused(index: int | None, w
 
 def test_a_place_in_the_running_round_is_taken() -> None:
     desk = placed("a", "b")
-    mailbox = desk.hear(Join("c", offer(index=0)))
+    mailbox = desk.receive(Join("c", offer(index=0)))
 
     assert ["refused"] == [notice.kind for notice in desk.mailboxes[mailbox] if isinstance(notice, Final)]
     assert {"c"} == desk.sent().keys()
@@ -1239,7 +1239,7 @@ def test_a_shared_store_is_cleared_before_every_round_but_the_first() -> None:
     desk = Desk(Rules(1, 1, shared_store=True))
     desk.join("a")
     first = desk.actions
-    desk.hear(Stopped("a", 0, ()))
+    desk.receive(Stopped("a", 0, ()))
     desk.join("a")
 
     assert [Send] == [type(action) for action in first]
@@ -1315,9 +1315,9 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     desk = running("a", "b", max_restarts=3)
     stuck = evolve(note(1, message="in uninterruptible sleep"), fatal=True)
 
-    desk.hear(kind("a", 0, (stuck,)))
+    desk.receive(kind("a", 0, (stuck,)))
     ends = desk.sent()
-    desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
+    desk.receive(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
 
     why = "rank 1 on node a cannot continue (in uninterruptible sleep)"
     assert dict.fromkeys("ab", RoundEnd(0, why, False, decided=False, failed=True)) == ends
@@ -1335,7 +1335,7 @@ KILLED = FailureNote(2, 0, 200, -9)
 def test_cause_is_the_failure_seen_after_its_peers_lost_connection() -> None:
     """A worker's sockets close before its death can be seen."""
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)), Stopped("b", 0, (KILLED,)))
+    desk.receive(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)), Stopped("b", 0, (KILLED,)))
     desk.join("a", "b")
 
     assert "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3" == seat_of(desk.sent()["a"]).cause
@@ -1343,7 +1343,7 @@ def test_cause_is_the_failure_seen_after_its_peers_lost_connection() -> None:
 
 def test_cause_is_reported_after_a_second_while_a_node_still_stops() -> None:
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("b", 0, (KILLED,)), Stopped("b", 0, (KILLED,)))
+    desk.receive(Failed("b", 0, (KILLED,)), Stopped("b", 0, (KILLED,)))
     mailbox = desk.join("b")[0]
     assert (WakeAt(1.0),) == desk.actions
 
@@ -1352,18 +1352,18 @@ def test_cause_is_reported_after_a_second_while_a_node_still_stops() -> None:
     end = RoundEnd(0, "rank 2 on node b was ended by SIGKILL (signal 9); restart 1 of 3", True, failed=True)
     assert {"a": end, "b": end} == desk.sent()
     assert [end] == desk.mailboxes[mailbox]
-    desk.hear(Stopped("a", 0, ()))
+    desk.receive(Stopped("a", 0, ()))
     desk.tick(1.0)
     assert (1, {}) == (desk.state.restarts, desk.sent())
 
 
 def test_lost_connection_alone_is_not_a_cause_before_all_have_stopped() -> None:
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.receive(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
 
     desk.tick(20.0)
     assert (0, {}) == (desk.state.restarts, desk.sent())
-    desk.hear(Stopped("b", 0, ()))
+    desk.receive(Stopped("b", 0, ()))
 
     assert 1 == desk.state.restarts
     assert "Connection reset" in end_of(desk.sent()["a"]).why
@@ -1371,9 +1371,9 @@ def test_lost_connection_alone_is_not_a_cause_before_all_have_stopped() -> None:
 
 def test_fatal_failure_ends_the_job_though_it_is_seen_late() -> None:
     desk = running("a", "b", max_restarts=3)
-    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.receive(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.join("a")
-    desk.hear(Stopped("b", 0, (evolve(KILLED, fatal=True),)))
+    desk.receive(Stopped("b", 0, (evolve(KILLED, fatal=True),)))
 
     assert ("b", 0) == (final_of(desk).root_node, desk.state.restarts)
     assert {"a", "b"} == desk.sent().keys()
@@ -1385,9 +1385,9 @@ def test_fatal_failure_ends_the_job_though_it_is_seen_late() -> None:
 @pytest.mark.parametrize("lost", [True, False])
 def test_left_or_lost_node_spends_no_restart_after_lost_connections(lost: bool) -> None:
     desk = running("a", "b", min_nodes=1, max_restarts=3)
-    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.receive(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.join("a")
-    desk.hear(Leave("b", "gone", lost=lost))
+    desk.receive(Leave("b", "gone", lost=lost))
 
     desk.tick(30.0)
 
@@ -1398,10 +1398,10 @@ def test_left_or_lost_node_spends_no_restart_after_lost_connections(lost: bool) 
 
 def test_sidecar_end_spends_no_restart_after_lost_connections() -> None:
     desk = running("a", "b", max_restarts=0)
-    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.receive(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.envelopes["b"] += 1_000_000
 
-    desk.hear(Join("b", offer(), after="its sidecar was killed"))
+    desk.receive(Join("b", offer(), after="its sidecar was killed"))
 
     assert RoundEnd(0, "node b joins again: its sidecar was killed", True) == desk.sent()["a"]
     desk.join("a")
@@ -1415,11 +1415,11 @@ def test_connection_lost_before_its_nodes_death_is_known_ends_no_job(
     desk = running("a", "b", min_nodes=1, max_restarts=0)
     cut = note(0, secondary=True, message="Connection closed by peer")
 
-    desk.hear(kind("a", 0, (cut,)))
+    desk.receive(kind("a", 0, (cut,)))
     assert not cast("RoundEnd", desk.sent()["a"]).restart
-    desk.hear(Stopped("a", 0, (cut,)))
+    desk.receive(Stopped("a", 0, (cut,)))
     assert desk.state.final is None
-    desk.hear(Leave("b", "its agent died", lost=True))
+    desk.receive(Leave("b", "its agent died", lost=True))
 
     assert desk.state.final is None
     assert RoundEnd(0, "node b is lost: its agent died", True) == desk.sent()["a"]
@@ -1431,7 +1431,7 @@ def test_connection_lost_before_its_nodes_death_is_known_ends_no_job(
 def test_nor_before_its_node_is_silent_for_long() -> None:
     desk = watched("a", "b", min_nodes=1, max_restarts=0)
     cut = note(0, secondary=True)
-    desk.hear(Failed("a", 0, (cut,)), Stopped("a", 0, (cut,)))
+    desk.receive(Failed("a", 0, (cut,)), Stopped("a", 0, (cut,)))
 
     desk.node_heartbeat("b", seconds=30.0)
 
@@ -1446,6 +1446,6 @@ def test_nor_before_its_node_is_silent_for_long() -> None:
 )
 def test_a_broken_connection_excuses_nothing_with(failures: tuple[FailureNote, ...], last: Report) -> None:
     desk = running("a", "b", min_nodes=1, max_restarts=0)
-    desk.hear(Failed("a", 0, failures), Stopped("a", 0, failures[-1:]), last)
+    desk.receive(Failed("a", 0, failures), Stopped("a", 0, failures[-1:]), last)
 
     assert desk.state.final is not None and not desk.state.final.succeeded

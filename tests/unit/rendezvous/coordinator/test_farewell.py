@@ -53,24 +53,24 @@ def test_a_node_is_waited_for_until_its_workers_have_ended(report: Report, is_wa
 
 
 def test_a_silent_node_is_not_waited_for() -> None:
-    heard = begun().after_heartbeats({"b/1": 1}, 9.0, 10.0)
+    farewell = begun().after_heartbeats({"b/1": 1}, 9.0, 10.0)
 
-    assert heard.after_heartbeats({"b/1": 2}, 18.0, 10.0)
-    assert not heard.after_heartbeats({"b/1": 1}, 19.0, 10.0)
+    assert farewell.after_heartbeats({"b/1": 2}, 18.0, 10.0)
+    assert not farewell.after_heartbeats({"b/1": 1}, 19.0, 10.0)
 
 
 @pytest.mark.parametrize("ends_together", [False, True])
 def test_the_coordinator_stays_until_the_others_have_saved(ends_together: bool) -> None:
-    store = Served(Rules(2, 2, ends_together=ends_together), journaled=False).elect()
+    store = Served(Rules(2, 2, ends_together=ends_together), journaled=False).begin_term()
     store.join("a")
     store.join("b")
-    store.say(Leave("b", "signal 15", 0))
+    store.send(Leave("b", "signal 15", 0))
 
-    store.tell(Abandon("node a left: signal 15", "a"))
-    store.say()
-    store.tell(CloseServer(30.0))
-    store.say()
+    store.handle(Abandon("node a left: signal 15", "a"))
+    store.send()
+    store.handle(CloseServer(30.0))
+    store.send()
     assert store.stopped is not ends_together
 
-    store.say(Stopped("b", 0, ()))
+    store.send(Stopped("b", 0, ()))
     assert store.stopped

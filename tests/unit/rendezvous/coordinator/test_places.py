@@ -48,7 +48,7 @@ class Job:
     state: JobState
     now: float = 100.0
     envelopes: Counter[str] = Factory(Counter)
-    told: list[tuple[str, Notice]] = Factory(list)
+    notices: list[tuple[str, Notice]] = Factory(list)
     wakes: list[float] = Factory(list)
     starts: Counter[str] = Factory(Counter)
     offers: dict[str, Descriptor] = Factory(dict)
@@ -56,16 +56,16 @@ class Job:
     def join(self, node: str, *, index: int | None = None, address: str = "10.0.0.1") -> list[Notice]:
         """Send the node's request to join; return the notices that it gets at once."""
         self.offers[node] = Descriptor(1, "trainer", (address,), 4000, index)
-        return self.hear(Join(node, self.offers[node]))
+        return self.receive(Join(node, self.offers[node]))
 
     def leave(self, node: str, why: str = FULL, round: int | None = None, lost: bool = False) -> list[Notice]:
-        return self.hear(Leave(node, why, round, lost))
+        return self.receive(Leave(node, why, round, lost))
 
-    def hear(self, report: Report) -> list[Notice]:
+    def receive(self, report: Report) -> list[Notice]:
         self.envelopes[report.node] += 1
-        before = len(self.told)
+        before = len(self.notices)
         self._go_on(MessageReceived(self.envelopes[report.node], report))
-        return [notice for node, notice in self.told[before:] if node == report.node]
+        return [notice for node, notice in self.notices[before:] if node == report.node]
 
     def wait(self, seconds: float) -> None:
         """Time passes, as it does for the coordinator: it wakes when it asked for that."""
@@ -83,15 +83,15 @@ class Job:
     def _see(self, actions: tuple[Action, ...]) -> None:
         self.wakes = [action.when for action in actions if isinstance(action, WakeAt)][-1:]
         sent = [action for action in actions if isinstance(action, Send)]
-        self.told += [(action.node, action.notice) for action in sent]
+        self.notices += [(action.node, action.notice) for action in sent]
         for action in sent:
             if isinstance(action.notice, RankAssignment):
                 self.starts[action.node] += 1
             if isinstance(action.notice, RoundEnd):
-                self.hear(Stopped(action.node, action.notice.round, ()))
-                self.hear(Join(action.node, self.offers[action.node]))
+                self.receive(Stopped(action.node, action.notice.round, ()))
+                self.receive(Join(action.node, self.offers[action.node]))
 
-    def come_and_go(self, times: int = 1, host: str = "n2", **place: object) -> None:
+    def join_and_leave(self, times: int = 1, host: str = "n2", **place: object) -> None:
         """The node of a host joins, leaves when it has its ranks, and is started again, so many times."""
         for _ in range(times):
             node = f"{host}/{100 + len(self.envelopes)}-aa"
@@ -123,7 +123,7 @@ def job(least: int = 1, most: int = 2, *healthy: str, **facts: object) -> Job:
 def test_node_that_left_once_is_admitted_again_at_once() -> None:
     """A node that was started again by hand, or replaced."""
     made = job()
-    made.come_and_go()
+    made.join_and_leave()
 
     made.join("n2/2-b")
 
@@ -133,7 +133,7 @@ def test_node_that_left_once_is_admitted_again_at_once() -> None:
 @pytest.mark.parametrize(("exits", "pause"), [(2, 6.0), (3, 6.0), (4, 6.0)])
 def test_node_that_joins_and_leaves_pauses_while_others_continue(exits: int, pause: float) -> None:
     made = job()
-    made.come_and_go(exits)
+    made.join_and_leave(exits)
     number = made.round
 
     assert [] == made.join("n2/9-z")
@@ -146,7 +146,7 @@ def test_node_that_joins_and_leaves_pauses_while_others_continue(exits: int, pau
 
 def test_pause_counts_from_the_exit() -> None:
     made = job()
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.wait(PAUSES[2] * HEARTBEAT)
 
     made.join("n2/9-z")
@@ -156,7 +156,7 @@ def test_pause_counts_from_the_exit() -> None:
 
 def test_status_shows_why_and_how_long_a_node_pauses() -> None:
     made = job()
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.join("n2/9-z")
     made.wait(5.0)
 
@@ -166,7 +166,7 @@ def test_status_shows_why_and_how_long_a_node_pauses() -> None:
 
 def test_place_with_too_many_exits_is_refused_for_good() -> None:
     made = job()
-    made.come_and_go(MOST)
+    made.join_and_leave(MOST)
     number, starts = made.round, made.starts["n1/1-a"]
 
     [final] = made.join("n2/9-z")
@@ -187,7 +187,7 @@ def test_a_node_that_is_started_again_and_again_ends_few_rounds() -> None:
     """They were 28 in 60 s, one for each coming and going."""
     made, began = job(), 100.0
     while made.now < began + 3600.0:
-        made.come_and_go()
+        made.join_and_leave()
         made.wait(2.0)
 
     assert made.round <= 2 * MOST
@@ -196,7 +196,7 @@ def test_a_node_that_is_started_again_and_again_ends_few_rounds() -> None:
 
 def test_node_that_leaves_after_a_steady_time_starts_without_exits() -> None:
     made = job()
-    made.come_and_go(4)
+    made.join_and_leave(4)
     made.wait(PAUSES[-1] * HEARTBEAT)
     made.join("n2/9-z")
     made.wait(STEADY * HEARTBEAT)
@@ -211,7 +211,7 @@ def test_node_that_leaves_after_a_steady_time_starts_without_exits() -> None:
 @pytest.mark.parametrize("exits", range(1, MOST))
 def test_place_that_is_empty_for_a_steady_time_starts_without_exits(exits: int) -> None:
     made = job()
-    made.come_and_go(exits)
+    made.join_and_leave(exits)
     made.wait(STEADY * HEARTBEAT + 1.0)
 
     made.join("n2/9-z")
@@ -238,7 +238,7 @@ def test_restarts_that_others_cause_make_no_newcomer_of_a_node() -> None:
     made.join("n2/2-b")
     for _ in range(20):
         made.wait(STEADY * HEARTBEAT / 20)
-        made.come_and_go(host="n3", address="10.0.0.3") if not made.state.exits else None
+        made.join_and_leave(host="n3", address="10.0.0.3") if not made.state.exits else None
     made.leave("n2/2-b")
 
     assert ["n3 (10.0.0.3)"] == list(made.state.exits)
@@ -255,7 +255,7 @@ def test_restarts_that_others_cause_make_no_newcomer_of_a_node() -> None:
 )
 def test_different_places_are_distinguished(first: dict[str, object], second: dict[str, object]) -> None:
     made = job()
-    made.come_and_go(MOST, **first)  # type: ignore[arg-type]
+    made.join_and_leave(MOST, **first)  # type: ignore[arg-type]
     host = str(second.pop("host", "n2"))
 
     made.join(f"{host}/9-z", **second)  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ def test_scheduler_index_identifies_a_place_better_than_an_address() -> None:
     """A container gets another address at each start."""
     made = job()
     for number in range(MOST):
-        made.come_and_go(index=3, address=f"10.0.1.{number}")
+        made.join_and_leave(index=3, address=f"10.0.1.{number}")
 
     [final] = made.join("n2/9-z", index=3, address="10.0.2.1")
 
@@ -278,7 +278,7 @@ def test_an_agent_that_works_is_not_refused_for_another_one_of_its_place() -> No
     """Started by hand, agents of one host have one place: those that are there keep their ranks."""
     made = job(1, 3)
     made.join("n2/2-b")
-    made.come_and_go(MOST)
+    made.join_and_leave(MOST)
 
     assert {"n1/1-a", "n2/2-b"} == made.assigned()
 
@@ -314,7 +314,7 @@ def test_agents_that_alternate_at_one_place_lose_the_place() -> None:
 
 def test_a_pause_that_is_not_waited_for_is_none_less_for_it() -> None:
     made = job()
-    made.come_and_go(3)
+    made.join_and_leave(3)
     for number in range(5):
         assert [] == made.join(f"n2/{number}-z")
         made.leave(f"n2/{number}-z")
@@ -328,7 +328,7 @@ def test_a_pause_that_is_not_waited_for_is_none_less_for_it() -> None:
 @pytest.mark.parametrize("pauses", [True, False])
 def test_a_node_that_dies_in_between_makes_nothing_of_its_place_undone(pauses: bool) -> None:
     made = job()
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.join("n2/8-z")
     made.wait(0.0 if pauses else PAUSES[2] * HEARTBEAT)
     made.leave("n2/8-z", "its agent died", lost=True)
@@ -346,7 +346,7 @@ def test_an_exit_costs_its_place_nothing(most: int, times: int, succeeded: bool,
     for number in range(times):
         made.join(f"n2/{number}-b")
         if succeeded:
-            made.hear(Succeeded("n1/1-a", made.round))
+            made.receive(Succeeded("n1/1-a", made.round))
         made.leave(f"n2/{number}-b", lost=lost)
 
     assert ({}, {}) == (made.state.exits, made.state.waiting)
@@ -355,7 +355,7 @@ def test_an_exit_costs_its_place_nothing(most: int, times: int, succeeded: bool,
 
 def test_other_nodes_wait_out_the_pause_if_too_few_remain() -> None:
     made = job(2, 2)
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.join("n2/9-z")
     assert made.state.round is not None and made.state.round.end is not None
 
@@ -367,7 +367,7 @@ def test_other_nodes_wait_out_the_pause_if_too_few_remain() -> None:
 
 def test_no_pause_makes_a_job_fail_that_has_enough_nodes() -> None:
     made = job(2, 2, join_timeout=5.0)
-    made.come_and_go(2)
+    made.join_and_leave(2)
     made.join("n2/9-z")
 
     made.wait(5.0)
@@ -379,7 +379,7 @@ def test_no_pause_makes_a_job_fail_that_has_enough_nodes() -> None:
 
 def test_an_end_for_want_of_nodes_names_the_places_that_were_refused() -> None:
     made = job(2, 2)
-    made.come_and_go(MOST)
+    made.join_and_leave(MOST)
     made.join("n2/9-z")
 
     made.wait(600.0)
@@ -391,7 +391,7 @@ def test_an_end_for_want_of_nodes_names_the_places_that_were_refused() -> None:
 
 def test_a_pause_does_not_hold_up_other_newcomers() -> None:
     made = job(1, 3)
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.join("n2/9-z")
 
     made.join("n3/3-c", address="10.0.0.3")
@@ -404,11 +404,11 @@ def test_a_pause_does_not_hold_up_other_newcomers() -> None:
 @pytest.mark.parametrize("most", [2, 3], ids=["where there is no room", "beside finished work"])
 def test_a_pause_that_ends_disturbs_no_round(most: int) -> None:
     made = job(1, most)
-    made.come_and_go(3)
+    made.join_and_leave(3)
     made.join("n2/9-z")
     made.join("n3/3-c", address="10.0.0.3")
     if most == 3:
-        made.hear(Succeeded("n1/1-a", made.round))
+        made.receive(Succeeded("n1/1-a", made.round))
     number = made.round
 
     made.wait(PAUSES[2] * HEARTBEAT)
@@ -421,8 +421,8 @@ def test_a_pause_that_ends_disturbs_no_round(most: int) -> None:
 
 def test_next_coordinator_continues_pauses_and_refusals() -> None:
     made = job(1, 3)
-    made.come_and_go(MOST)
-    made.come_and_go(3, host="n3")
+    made.join_and_leave(MOST)
+    made.join_and_leave(3, host="n3")
     made.join("n3/9-z")
     made.wait(5.0)
     heir = Job(decode_state(encode_state(made.state, made.now), 7.0), 7.0, made.envelopes, offers=made.offers)
@@ -441,7 +441,7 @@ def test_remembered_exits_of_places_are_bounded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_places, "_PLACES", 8)
     made = job()
     for number in range(2, 14):
-        made.come_and_go(host=f"n{number}")
+        made.join_and_leave(host=f"n{number}")
         made.wait(1.0)
 
     assert [f"n{number} (10.0.0.1)" for number in range(6, 14)] == list(made.state.exits)

@@ -63,7 +63,7 @@ class Shell(Served):
             self.now += 1.0
             for mailbox in alive:
                 self.node_heartbeat(mailbox)
-            self.tell(Arrived([]))
+            self.handle(Arrived([]))
 
     def node_heartbeat(self, mailbox: str, read: int | None = None) -> None:
         self.counts[mailbox] += 1
@@ -75,10 +75,10 @@ class Shell(Served):
 
 def played(key: bytes | None = KEY) -> tuple[Shell, str]:
     """A job whose node *a* has worked in rounds 0 and 1, and its mailbox."""
-    shell = Shell(key=key).elect()
+    shell = Shell(key=key).begin_term()
     mailbox = shell.join("a")
     assert isinstance(shell.notice(mailbox, 0), RankAssignment)
-    shell.say(Stopped("a", 0, ()))
+    shell.send(Stopped("a", 0, ()))
     assert isinstance(shell.notice(mailbox, 1), RoundEnd)
     mailbox = shell.join("a", round=0)
     assert 1 == shell.notice(mailbox, 0).round
@@ -104,7 +104,7 @@ def test_with_a_token_a_forged_document_gives_no_ranks(forge: Any) -> None:
     shell.saved = forge(shell.saved)
     before = dict(shell.values)
 
-    shell.elect("another")
+    shell.begin_term("another")
     shell.later(5.0, mailbox)
 
     written = {key: data for key, data in shell.values.items() if before.get(key) != data}
@@ -117,7 +117,7 @@ def test_with_a_token_a_forged_document_gives_no_ranks(forge: Any) -> None:
 def test_a_document_of_another_job_with_the_same_token_is_refused() -> None:
     shell, _ = played()
 
-    shell.elect("another", run_id="job-2")
+    shell.begin_term("another", run_id="job-2")
 
     assert shell.server.is_over()
 
@@ -125,7 +125,7 @@ def test_a_document_of_another_job_with_the_same_token_is_refused() -> None:
 def test_without_a_token_a_signed_document_is_refused() -> None:
     shell, _ = played()
 
-    shell.elect("another", key=None)
+    shell.begin_term("another", key=None)
 
     assert any("this node has no token" in line for line in shell.logs)
 
@@ -151,7 +151,7 @@ def test_invalid_document_raises_a_clear_error(data: bytes) -> None:
 
 def test_the_epoch_is_that_of_the_heartbeats() -> None:
     shell, _ = played()
-    shell.elect().elect()
+    shell.begin_term().begin_term()
 
     heartbeats = shell.find(COORDINATOR_HEARTBEAT)
 
@@ -166,7 +166,7 @@ def set_back(shell: Shell, saved: bytes) -> None:
     """A stranger puts an older document back, and another node is elected."""
     assert saved in shell.saves[:-1]
     shell.saved = saved
-    shell.elect("another")
+    shell.begin_term("another")
 
 
 def before_round(shell: Shell, number: int) -> bytes:
@@ -177,7 +177,7 @@ def before_round(shell: Shell, number: int) -> bytes:
 
 def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
     shell, _ = played()
-    shell.say(Stopped("a", 1, ()))
+    shell.send(Stopped("a", 1, ()))
     set_back(shell, before_round(shell, 1))
 
     mailbox = shell.join("a", round=1)
@@ -193,7 +193,7 @@ def test_a_join_from_beyond_the_coordinators_memory_ends_the_job() -> None:
 def test_a_join_from_a_later_term_ends_the_job() -> None:
     shell, _ = played()
     old = shell.saves[-1]
-    shell.elect().elect().elect()
+    shell.begin_term().begin_term().begin_term()
     set_back(shell, old)
 
     final = shell.notice(shell.join("a", round=1, epoch=3), 0)
@@ -204,7 +204,7 @@ def test_a_join_from_a_later_term_ends_the_job() -> None:
 
 def test_heartbeat_from_beyond_the_memory_ends_the_job() -> None:
     shell, mailbox = played()
-    shell.say(Stopped("a", 1, ()))
+    shell.send(Stopped("a", 1, ()))
     assert isinstance(shell.notice(mailbox, 1), RoundEnd)
     set_back(shell, next(data for data in shell.saves if read_handover(data, "job", KEY, 0.0).round == 1))
     for index in range(2):
@@ -222,7 +222,7 @@ def test_heartbeat_from_beyond_the_memory_ends_the_job() -> None:
 
 
 def test_successor_reads_heartbeats_before_giving_any_node_ranks() -> None:
-    shell = Shell(rules=Rules(1, 2, last_call=5.0, heartbeat=10.0)).elect()
+    shell = Shell(rules=Rules(1, 2, last_call=5.0, heartbeat=10.0)).begin_term()
     a = shell.join("a")
     old = shell.saves[-1]
     b = shell.join("b")
@@ -242,7 +242,7 @@ def test_new_leader_that_has_seen_more_than_the_document_ends_the_job() -> None:
     shell, _ = played()
     shell.saved = before_round(shell, 1)
 
-    shell.elect("another", Seen("nonce", 0, 1))
+    shell.begin_term("another", Seen("nonce", 0, 1))
 
     assert "node host has seen round 1, but the saved state has round 0" in shell.server.state.final.why
     assert isinstance(shell.notice(mailbox_name("a", 1), 2), Final)
@@ -252,12 +252,12 @@ def test_new_leader_that_has_seen_more_than_the_document_ends_the_job() -> None:
 @pytest.mark.parametrize("spoil", [lambda shell: before_round(shell, 1), lambda shell: edited(shell.saved)])
 def test_unknown_nodes_read_the_end_in_the_coordinators_heartbeat(spoil: Any) -> None:
     shell, _ = played()
-    shell.elect()
+    shell.begin_term()
     before = shell.find(COORDINATOR_HEARTBEAT)
     shell.saved = spoil(shell)
 
-    shell.elect("another", Seen("nonce", 1, 1))
-    shell.tell(CloseServer(30.0))  # the node that coordinates has read it, too
+    shell.begin_term("another", Seen("nonce", 1, 1))
+    shell.handle(CloseServer(30.0))  # the node that coordinates has read it, too
     shell.later(5.0)
 
     heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
@@ -275,7 +275,7 @@ def test_job_with_lost_state_is_not_started_again_by_its_nodes() -> None:
     shell, _ = played()
     shell.saved = None
 
-    shell.elect("another", Seen("nonce", 1, 1))
+    shell.begin_term("another", Seen("nonce", 1, 1))
 
     assert shell.server.is_over()
     assert shell.server.nonce == "nonce"
@@ -291,7 +291,7 @@ def test_forged_number_of_takeovers_breaks_no_step(epoch: Any) -> None:
     assert b'"epoch":0' in shell.saved
     shell.saved = shell.saved.replace(b'"epoch":0', b'"epoch":%s' % str(epoch).encode())
 
-    shell.elect("another", Seen("nonce", 0, 1))
+    shell.begin_term("another", Seen("nonce", 0, 1))
 
     heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
     assert isinstance(heartbeats, CoordinatorHeartbeat)
@@ -304,7 +304,7 @@ def test_nonce_that_no_signature_covers_is_a_destroyed_state(nonce: bytes) -> No
     assert shell.saved is not None
     shell.saved = shell.saved.replace(b'"nonce":"nonce"', b'"nonce":' + nonce)
 
-    shell.elect("another", Seen("nonce", 0, 1))
+    shell.begin_term("another", Seen("nonce", 0, 1))
 
     assert "the job's saved state cannot be used" in shell.server.state.final.why
 
@@ -314,7 +314,7 @@ def test_successor_is_accepted_after_any_takeover_a_node_can_have_seen(epoch: in
     shell, _ = played()
     shell.saved = None
 
-    shell.elect("another", Seen("nonce", epoch, 1))
+    shell.begin_term("another", Seen("nonce", epoch, 1))
 
     heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
     assert isinstance(heartbeats, CoordinatorHeartbeat)
@@ -355,7 +355,7 @@ def test_a_memory_where_no_stranger_writes_opens_a_round_at_once() -> None:
 def test_state_seen_in_an_earlier_job_of_that_name_is_ignored() -> None:
     shell, _ = played()
 
-    shell.elect("another", Seen("earlier", 9, 9))
+    shell.begin_term("another", Seen("earlier", 9, 9))
 
     assert not shell.server.is_over()
 
@@ -363,9 +363,9 @@ def test_state_seen_in_an_earlier_job_of_that_name_is_ignored() -> None:
 def test_honest_successor_continues_the_job() -> None:
     shell, mailbox = played()
     for epoch in range(3):
-        shell.elect("another", Seen("nonce", epoch, 1))
+        shell.begin_term("another", Seen("nonce", epoch, 1))
         shell.later(11.0, mailbox)
-    shell.say(Stopped("a", 1, ()))
+    shell.send(Stopped("a", 1, ()))
     mailbox = shell.join("a", round=1, epoch=3)
 
     assert not shell.server.is_over()
@@ -373,10 +373,10 @@ def test_honest_successor_continues_the_job() -> None:
 
 
 def test_a_node_that_left_is_not_taken_for_one_who_has_seen_more() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
     a, b = shell.join("a"), shell.join("b")
     shell.later(2.0, a, b)
-    shell.say(Leave("a", "SIGTERM", 0))  # its workers still stop, so that its heartbeats still count
+    shell.send(Leave("a", "SIGTERM", 0))  # its workers still stop, so that its heartbeats still count
     shell.node_heartbeat(a, read=3)
     shell.node_heartbeat(b)
     shell.later(2.0)
@@ -392,7 +392,7 @@ def keys_of(shell: Shell, node: str) -> list[str]:
 
 
 def test_a_lost_node_leaves_no_key_behind() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
     a, b = shell.join("a"), shell.join("b")
     shell.node_heartbeat(b)
     shell.later(11.0, a)
@@ -405,7 +405,7 @@ def test_a_lost_node_leaves_no_key_behind() -> None:
 
 
 def test_notices_that_a_lost_node_did_not_read_are_not_kept_forever() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
     a, b = shell.join("a"), shell.join("b")
     shell.node_heartbeat(b, read=0)
     shell.later(15.0, a)
@@ -417,10 +417,10 @@ def test_notices_that_a_lost_node_did_not_read_are_not_kept_forever() -> None:
 
 
 def test_leaving_node_has_time_to_read_its_answer_and_leaves_no_key() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
     a, b = shell.join("a"), shell.join("b")
     shell.later(1.0, a, b)
-    shell.say(Leave("b", "SIGTERM"))
+    shell.send(Leave("b", "SIGTERM"))
     shell.later(5.0, a)
     assert "left" == shell.notice(b, 0).kind
     shell.later(20.0, a)
@@ -429,12 +429,12 @@ def test_leaving_node_has_time_to_read_its_answer_and_leaves_no_key() -> None:
 
 
 def test_a_successor_clears_up_behind_those_who_went_before_its_time() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
     a, b = shell.join("a"), shell.join("b")
     shell.later(1.0, a, b)
-    shell.say(Leave("b", "SIGTERM"))
+    shell.send(Leave("b", "SIGTERM"))
     shell.later(1.0, a)
-    shell.elect("another")
+    shell.begin_term("another")
 
     shell.later(30.0, a)
 
@@ -443,7 +443,7 @@ def test_a_successor_clears_up_behind_those_who_went_before_its_time() -> None:
 
 
 def test_a_node_that_waits_keeps_its_keys() -> None:
-    shell = Shell(rules=Rules(2, 2, last_call=0.0, join_timeout=500.0, heartbeat=10.0)).elect()
+    shell = Shell(rules=Rules(2, 2, last_call=0.0, join_timeout=500.0, heartbeat=10.0)).begin_term()
     a = shell.join("a")
 
     shell.later(50.0, a)
@@ -453,20 +453,20 @@ def test_a_node_that_waits_keeps_its_keys() -> None:
 
 def test_document_does_not_grow_with_nodes_that_join_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_places, "STEADY", 20.0)  # for so long the exit of each is remembered
-    shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).elect()
+    shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).begin_term()
     a = shell.join("a")
     sizes, keys = [], []
     for number in range(20):
         b = shell.join(f"b{number}")
         current = shell.server.state.round
         if current.end is not None:
-            shell.say(Stopped("a", current.number, ()))
+            shell.send(Stopped("a", current.number, ()))
             a = shell.join("a", round=current.number)
         shell.later(5.0, a, b)
-        shell.say(Leave(f"b{number}", "SIGTERM"))
+        shell.send(Leave(f"b{number}", "SIGTERM"))
         shell.later(1.0, a)
         current = shell.server.state.round
-        shell.say(Stopped("a", current.number, ()))
+        shell.send(Stopped("a", current.number, ()))
         a = shell.join("a", round=current.number)
         shell.later(25.0, a)
         keys.append(sum("/b" in key for key in shell.values))
@@ -487,7 +487,7 @@ def without_received(document: Handover) -> Handover:
 
 
 def test_greeting_is_written_after_an_election() -> None:
-    shell = Shell().elect()
+    shell = Shell().begin_term()
 
     assert isinstance(shell.find(ANNOUNCEMENT, ""), Announcement)
 

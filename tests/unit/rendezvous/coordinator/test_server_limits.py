@@ -40,7 +40,7 @@ class Store(Served):
     journaled: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.elect()
+        self.begin_term()
 
     def joined(self, *nodes: str) -> list[str]:
         return [self.join(node) for node in nodes]
@@ -56,7 +56,7 @@ class Store(Served):
                 self.values[heartbeat_key(mailbox)] = values[turn % len(values)]
             turn += 1
             self.now += min(1.0 if self.wait is None else self.wait, end - self.now, 1.0)
-            self.tell(Arrived(()))
+            self.handle(Arrived(()))
 
     def end(self, mailbox: str, index: int) -> Final:
         """The end as the node of that mailbox understands it."""
@@ -65,9 +65,9 @@ class Store(Served):
         return NodeIdentity("job", mailbox, self.key, "nonce").whole(found, self.values.get(CAUSE))
 
 
-def living(store: Store, mailbox: str, **said: int) -> tuple[str, list[bytes]]:
+def living(store: Store, mailbox: str, **fields: int) -> tuple[str, list[bytes]]:
     """Heartbeats of a node that lives."""
-    return mailbox, [store.node_heartbeat(mailbox, NodeHeartbeat(count, **said)) for count in range(1, 200)]
+    return mailbox, [store.node_heartbeat(mailbox, NodeHeartbeat(count, **fields)) for count in range(1, 200)]
 
 
 # Only a higher count is life.
@@ -102,9 +102,9 @@ def test_old_heartbeat_is_ignored_for_stored_messages_as_well() -> None:
 def test_old_heartbeats_do_not_keep_a_node_waited_for_after_the_end() -> None:
     store = Store(Rules(1, 1, 0, heartbeat=HEARTBEAT), KEY)
     a = store.join("a")
-    store.say(Stopped("a", 0, (FAILURE,)))
+    store.send(Stopped("a", 0, (FAILURE,)))
     store.later(3.0, [living(store, a)])
-    store.tell(CloseServer(300.0))
+    store.handle(CloseServer(300.0))
     old = [store.node_heartbeat(a, NodeHeartbeat(count)) for count in (1, 2)]
 
     store.later(HEARTBEAT + 3.0, [(a, old)])
@@ -131,7 +131,7 @@ def asking_store(count: int, first: int) -> tuple[Store, list[str], Stopped]:
     names = [f"n{number}" for number in range(count)]
     mailboxes = store.joined(*names)
     found = [stopped(name, age=count - abs(number - first)) for number, name in enumerate(names)]
-    store.say(*(early(each, None) for each in found))
+    store.send(*(early(each, None) for each in found))
     return store, mailboxes, found[first]
 
 
@@ -141,7 +141,7 @@ def failed_store(count: int, key: bytes | None = None, **others: Any) -> tuple[S
         setattr(store, name, value)
     names = [f"n{number}" for number in range(count)]
     mailboxes = store.joined(*names)
-    store.say(*(stopped(name, age=float(number)) for number, name in enumerate(names)))
+    store.send(*(stopped(name, age=float(number)) for number, name in enumerate(names)))
     return store, mailboxes
 
 
@@ -174,7 +174,7 @@ def test_cause_is_written_before_any_node_is_notified() -> None:
 @pytest.mark.parametrize("key", [None, KEY])
 def test_forged_root_cause_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
     store, mailboxes = failed_store(2, key)
-    whole, told = store.end(mailboxes[0], 2), store.notice(mailboxes[0], 2)
+    whole, final = store.end(mailboxes[0], 2), store.notice(mailboxes[0], 2)
     assert whole.root is not None
     forged = Failed("n1", 0, (evolve(whole.root, message="his words"),))
     other = encode(forged, store.key, key_place("job", "nonce", mailbox_key(mailboxes[0], 9)))
@@ -188,18 +188,18 @@ def test_forged_root_cause_is_not_believed_and_costs_only_the_texts(key: bytes |
         encode(NodeHeartbeat(1), store.key, key_place("job", "nonce", CAUSE)),
     ):
         store.values[CAUSE] = data or b""
-        assert store.end(mailboxes[0], 2) == told
-    assert isinstance(told, Final)
-    assert told.root is not None
-    assert "characters were cut here" in told.root.traceback
+        assert store.end(mailboxes[0], 2) == final
+    assert isinstance(final, Final)
+    assert final.root is not None
+    assert "characters were cut here" in final.root.traceback
 
 
 def test_outcome_waits_for_the_whole_root_cause_of_one_node() -> None:
     store, mailboxes, whole = asking_store(50, first=0)
 
-    asked = [store.notice(mailbox, 2) for mailbox in mailboxes]
-    assert asked == [Elaborate(0), *[None] * 49]
-    store.say(fitting(Failed("n0", 0, whole.failures)))
+    notices = [store.notice(mailbox, 2) for mailbox in mailboxes]
+    assert notices == [Elaborate(0), *[None] * 49]
+    store.send(fitting(Failed("n0", 0, whole.failures)))
     finals = [store.end(mailboxes[0], 3), *(store.end(mailbox, 2) for mailbox in mailboxes[1:])]
     assert all(final == finals[0] for final in finals)
     assert finals[0].root is not None
@@ -209,13 +209,13 @@ def test_outcome_waits_for_the_whole_root_cause_of_one_node() -> None:
 def test_few_nodes_get_requests_for_whole_failures_in_any_order() -> None:
     store, mailboxes, whole = asking_store(50, first=49)
 
-    asked = [store.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
-    assert sum(asked) == EARLY_REQUESTS + 1
-    assert asked[-1]
+    requested = [store.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
+    assert sum(requested) == EARLY_REQUESTS + 1
+    assert requested[-1]
     for node in range(EARLY_REQUESTS):
-        store.say(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
+        store.send(fitting(Failed(f"n{node}", 0, stopped(f"n{node}", 1.0).failures)))
     assert store.server.state.final is None
-    store.say(fitting(Failed("n49", 0, whole.failures)))
+    store.send(fitting(Failed("n49", 0, whole.failures)))
     assert store.end(mailboxes[5], 2).root_node == "n49"
 
 
@@ -236,7 +236,7 @@ def test_a_successor_asks_again_for_the_rest_of_the_root_cause() -> None:
     assert successor.server.state.final is None
 
     assert "elaborate" in str([each for key, each in successor.values.items() if key.startswith("box/n2/")])
-    successor.say(fitting(Failed("n2", 0, whole.failures)))
+    successor.send(fitting(Failed("n2", 0, whole.failures)))
 
     assert successor.server.state.final is not None
     assert successor.server.state.final.root is not None
@@ -247,7 +247,7 @@ def test_messages_that_arrive_at_once_are_saved_once() -> None:
     store, _ = failed_store(10)
     before = len(store.saves)
 
-    store.say(*(Acknowledgement(f"n{number}") for number in range(10)))
+    store.send(*(Acknowledgement(f"n{number}") for number in range(10)))
 
     assert len(store.saves) == before + 1
 
@@ -293,6 +293,6 @@ def test_a_document_that_cannot_be_shortened_ends_the_job_with_the_reason() -> N
 
 def test_message_longer_than_any_node_writes_is_refused_with_a_line() -> None:
     store = Store(Rules(1, 1, heartbeat=HEARTBEAT))
-    store.tell(Arrived([Posted(1, b"x" * (ENVELOPE + 1))]))
+    store.handle(Arrived([Posted(1, b"x" * (ENVELOPE + 1))]))
 
     assert ["a report was refused: the inbox holds 65,537 bytes, and a message has at most 65,536"] == store.logs

@@ -53,7 +53,7 @@ class Course:
     def go_on(self, event: Event) -> None:
         self.state, _ = step(self.state, event, self.now)
 
-    def hear(self, report: Report) -> None:
+    def receive(self, report: Report) -> None:
         self.envelopes[report.node] += 1
         self.go_on(MessageReceived(self.envelopes[report.node], report))
 
@@ -100,7 +100,7 @@ def courses(draw: st.DrawFn) -> Course:
         course.now += draw(QUARTERS)
         match draw(st.sampled_from("rrrrrbt")):
             case "r":
-                course.hear(draw(reports(course.state)))
+                course.receive(draw(reports(course.state)))
             case "b":
                 course.node_heartbeat(draw(st.sampled_from(NAMES)))
             case _:
@@ -121,12 +121,12 @@ def test_restored_job_continues_the_same_under_another_clock(course: Course, ske
     report = data.draw(reports(course.state))
     event = MessageReceived(course.envelopes[report.node] + 1, report)
 
-    there, told_there = step(copy, event, course.now + skew)
-    here, told_here = step(stayed, event, course.now)
+    there, actions_there = step(copy, event, course.now + skew)
+    here, actions_here = step(stayed, event, course.now)
 
     # An action that is due at a time is due at another one there; what is left of the state shows the rest.
     assert encode_state(here, course.now) == encode_state(there, course.now + skew)
-    assert [type(action) for action in told_here] == [type(action) for action in told_there]
+    assert [type(action) for action in actions_here] == [type(action) for action in actions_there]
 
 
 def test_forgotten_nodes_flag_is_restored() -> None:
@@ -135,8 +135,8 @@ def test_forgotten_nodes_flag_is_restored() -> None:
 
 def test_an_open_cause_is_due_as_before_under_the_next_coordinator() -> None:
     course = Course(JobState(Rules(1, 1)))
-    course.hear(Join(NAMES[0], Descriptor(1, "trainer", (NAMES[0],), 1)))
-    course.hear(Failed(NAMES[0], 0, ()))
+    course.receive(Join(NAMES[0], Descriptor(1, "trainer", (NAMES[0],), 1)))
+    course.receive(Failed(NAMES[0], 0, ()))
     assert course.state.round is not None
 
     copy = decode_state(encode_state(course.state, course.now), 5.0)
@@ -150,7 +150,7 @@ def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
     course = Course(JobState(Rules(2, 2, heartbeat=10.0)))
     course.node_heartbeat(silent="")
     for node in NAMES[:2]:
-        course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
+        course.receive(Join(node, Descriptor(1, "trainer", (node,), 1)))
     course.now += 9.0
     successor = Course(decode_state(encode_state(course.state, course.now), 5.0), now=5.0)
     for _ in range(4):
@@ -167,7 +167,7 @@ def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
 def plain(**changes: Any) -> bytes:
     course = Course(JobState(Rules(2, 2)))
     for node in NAMES[:2]:
-        course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
+        course.receive(Join(node, Descriptor(1, "trainer", (node,), 1)))
     return json.dumps(json.loads(encode_state(course.state, course.now)) | changes).encode()
 
 
@@ -176,7 +176,7 @@ def of_round(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "Expecting value"),
         (b"\xff", "not a coordinator's state"),
@@ -212,8 +212,8 @@ def of_round(**changes: Any) -> bytes:
         (of_round(causes=[[1.0, None]]), "not a message"),
     ],
 )
-def test_invalid_state_is_refused(data: bytes, said: str) -> None:
-    with pytest.raises(RendezvousStateError, match=said):
+def test_invalid_state_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(RendezvousStateError, match=message):
         decode_state(data, 0.0)
 
 
@@ -233,7 +233,7 @@ def test_a_node_costs_a_hundred_and_thirty_bytes() -> None:
     def size(count: int) -> int:
         course = Course(JobState(Rules(count, count)))
         for i in range(count):
-            course.hear(Join(f"10.0.{i:03}.1/123456-1a2b3c4d", Descriptor(8, "default", (f"10.0.{i:03}.1",), 45000)))
+            course.receive(Join(f"10.0.{i:03}.1/123456-1a2b3c4d", Descriptor(8, "default", (f"10.0.{i:03}.1",), 45000)))
         return len(encode_state(course.state, course.now))
 
     assert 120 <= (size(200) - size(100)) / 100 <= 140

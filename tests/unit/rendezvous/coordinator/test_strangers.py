@@ -71,12 +71,12 @@ class Desk(Served):
     """Value at the heartbeat key of each node."""
 
     def __attrs_post_init__(self) -> None:
-        self.elect()
+        self.begin_term()
 
     def receive(self, *entries: bytes, heartbeats: bytes | None = None) -> None:
         """These lie in the inbox."""
         self.heartbeats = heartbeats
-        self.tell(Arrived([Posted(number, data) for number, data in enumerate(entries, 1)]))
+        self.handle(Arrived([Posted(number, data) for number, data in enumerate(entries, 1)]))
 
     def _found(self, keys: Sequence[str]) -> list[bytes | None]:
         return [self.heartbeats] * len(keys)
@@ -196,21 +196,21 @@ def found(key: str) -> st.SearchStrategy[bytes | None]:
 @given(st.data())
 def test_any_data_that_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
     """Its part may end by it, with an error that says why."""
-    now, asked, said = 100.0, list[Ask](), Counter[str]()
+    now, requests, refusals = 100.0, list[Ask](), Counter[str]()
     session, actions = Session.begin(NodeIdentity("job", "b/2", None), Limits(), now)
     waiting: list[Event] = [Connected(1), Seek(1, "trainer")]
     for _ in range(40):
         for action in actions:
             if isinstance(action, OpenConnection):
-                asked, waiting = [], [*waiting, Connected(action.connection)]
+                requests, waiting = [], [*waiting, Connected(action.connection)]
             if isinstance(action, Ask):
-                asked.append(action)
+                requests.append(action)
             if isinstance(action, Log):
-                said[action.text.partition(" was refused")[0]] += 1
+                refusals[action.text.partition(" was refused")[0]] += 1
         if waiting:
             event = waiting.pop(0)
-        elif asked:
-            ask, result = asked.pop(0), None
+        elif requests:
+            ask, result = requests.pop(0), None
             match ask.operation:
                 case Describe():
                     result = OFFER
@@ -225,10 +225,10 @@ def test_any_data_that_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
             event = TimePassed()
         now += data.draw(st.sampled_from([0.0, 0.05, 1.0]))
         session, actions = session.step(event, now)
-        session, words = session.drain()
+        session, received = session.drain()
 
         assert session.error is None or "node" in str(session.error) or "job" in str(session.error)
-        assert all(encode(word) for word in words if not isinstance(word, ContactLost))
+        assert all(encode(each) for each in received if not isinstance(each, ContactLost))
         waits = (session.wake_at(), session.speaks_at(), session.kill_at())
         assert all(each is None or each - now < threading.TIMEOUT_MAX for each in waits)
-    assert all(count <= Refusals().most for count in said.values())
+    assert all(count <= Refusals().most for count in refusals.values())

@@ -72,12 +72,12 @@ HELLO_OF_JOB = Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.0)
 
 
 class Wares:
-    """Offers the same each time, and counts how often it was asked."""
+    """Offers the same each time, and counts how often it has described them."""
 
-    asked = 0
+    described = 0
 
     def describe(self, slots: int, role: str) -> Descriptor:
-        self.asked += 1
+        self.described += 1
         return Descriptor(slots, role, ("127.0.0.1",), 1)
 
     def listener(self) -> socket.socket | None:
@@ -92,7 +92,7 @@ class Stage:
         self.key = key
         self.envelopes: list[Envelope] = []
         self.early: list[Posted] = []
-        self.heard = 0
+        self.received = 0
 
     def greet(self, announcement: Announcement = HELLO_OF_JOB) -> None:
         self.write(ANNOUNCEMENT, announcement, nonce="")
@@ -100,25 +100,25 @@ class Stage:
     def write(self, key: str, message: Message, nonce: str = "nonce") -> None:
         self.exchange.write({key: encode(message, self.key, key_place("job", nonce, key))})
 
-    def tell(self, mailbox: str, index: int, notice: Notice) -> None:
+    def send_notice(self, mailbox: str, index: int, notice: Notice) -> None:
         self.write(mailbox_key(mailbox, index), notice)
 
-    def hear(self, count: int = 1) -> list[Report]:
+    def receive(self, count: int = 1) -> list[Report]:
         """The next *count* reports."""
         while len(self.envelopes) < count:
             posted = self.early or list(self.exchange.receive(LIMIT))
             self.early = []
             assert posted, f"no report within {LIMIT:g} s"
             for entry in posted:
-                self.heard += 1
-                seq = self.heard
+                self.received += 1
+                seq = self.received
                 place = report_place("job", "nonce", "a", seq) if self.key else ""
                 envelope = decode(entry.data, self.key, place)
                 assert isinstance(envelope, Envelope)
                 assert seq == envelope.seq
                 self.envelopes.append(envelope)
-        heard, self.envelopes = self.envelopes[:count], self.envelopes[count:]
-        return [envelope.report for envelope in heard]
+        received, self.envelopes = self.envelopes[:count], self.envelopes[count:]
+        return [envelope.report for envelope in received]
 
     def wait_with(self, member: NodeClient) -> None:
         """Ask the member again and again, as its owner does, until there is a report."""
@@ -152,14 +152,14 @@ def member(stage: Stage) -> Iterator[NodeClient]:
 
 
 def take(member: NodeClient, count: int = 1) -> list[MembershipEvent]:
-    """The next *count* words; a wait ends when the member wants to be asked, as its owner's does."""
-    words: list[MembershipEvent] = []
-    while len(words) < count:
+    """Return the next *count* events; a wait ends when the member wants to be asked, as its owner's does."""
+    drained: list[MembershipEvent] = []
+    while len(drained) < count:
         patience = member.poll_timeout()
         ready = select.select([member], [], [], LIMIT if patience is None else min(LIMIT, patience))[0]
         assert ready or patience is not None, f"nothing within {LIMIT:g} s"
-        words += member.drain()
-    return words
+        drained += member.drain()
+    return drained
 
 
 def test_wait_for_a_node_ends_if_it_must_act_sooner(stage: Stage) -> None:
@@ -236,15 +236,15 @@ def test_thread_that_receives_its_own_result_wakes_no_other_thread(
     """Rule: but one of a connection that was given up wakes whoever has the work now."""
     member = NodeClient(lambda timeout: None, "a", Wares())  # type: ignore[arg-type, return-value]
     ask = events.Ask(2, events.ConnectionThread.WATCH, 7, Wait("key", 1.0))
-    asked: list[events.Ask] = []
+    requested: list[events.Ask] = []
     calls: list[None] = []
     monkeypatch.setattr(member, "_session", Asks(ask))
-    monkeypatch.setattr(member._connections, "_latest", SimpleNamespace(ask=asked.append))
+    monkeypatch.setattr(member._connections, "_latest", SimpleNamespace(ask=requested.append))
     monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
 
     member.tell(events.OperationDone(connection, 1, None), thread)
 
-    assert ([ask], woken) == (asked, len(calls))
+    assert ([ask], woken) == (requested, len(calls))
 
 
 def fails(member: NodeClient) -> Exception:
@@ -252,7 +252,7 @@ def fails(member: NodeClient) -> Exception:
     with pytest.raises(ElasticError) as caught:
         while time.monotonic() < deadline:
             select.select([member], [], [], 0.1)
-            assert {ContactLost} >= {type(word) for word in member.drain()}
+            assert {ContactLost} >= {type(event) for event in member.drain()}
     return caught.value
 
 
@@ -270,7 +270,7 @@ def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) ->
         Succeeded("a", 4),
         Leave("a", "SIGTERM", 4),
     ]
-    assert expected == stage.hear(5)
+    assert expected == stage.receive(5)
 
 
 def test_post_of_an_invalid_report_raises_state_error(member: NodeClient) -> None:
@@ -280,7 +280,7 @@ def test_post_of_an_invalid_report_raises_state_error(member: NodeClient) -> Non
 
 def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
-    stage.tell("a/1", 0, END)
+    stage.send_notice("a/1", 0, END)
 
     assert [END] == take(member)
     deadline = time.monotonic() + LIMIT
@@ -291,8 +291,8 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeCl
 
 def test_notices_keep_their_order_and_are_deleted_once_read(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
-    stage.tell("a/1", 1, END)
-    stage.tell("a/1", 0, SEAT)
+    stage.send_notice("a/1", 1, END)
+    stage.send_notice("a/1", 0, SEAT)
 
     assert [SEAT, END] == take(member, 2)
     assert [None] == stage.exchange.read([mailbox_key("a/1", 0)])
@@ -300,10 +300,10 @@ def test_notices_keep_their_order_and_are_deleted_once_read(member: NodeClient, 
 
 def test_the_end_is_confirmed(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
-    stage.tell("a/1", 0, FINAL)
+    stage.send_notice("a/1", 0, FINAL)
     take(member)
 
-    assert [Join, Acknowledgement] == [type(report) for report in stage.hear(2)]
+    assert [Join, Acknowledgement] == [type(report) for report in stage.receive(2)]
     assert member.is_over()
 
 
@@ -326,7 +326,7 @@ def test_close_sends_what_still_waits_to_be_sent(stage: Stage) -> None:
     member.post(Leave(member.node, "SIGTERM"))
     member.close()
 
-    assert [Join, Leave] == [type(report) for report in stage.hear(2)]
+    assert [Join, Leave] == [type(report) for report in stage.receive(2)]
 
 
 def test_a_closed_member_takes_nothing_and_refuses_reports(member: NodeClient) -> None:
@@ -342,14 +342,14 @@ def test_the_descriptor_is_not_inherited(member: NodeClient) -> None:
 
 
 def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stage) -> None:
-    said: list[str] = []
-    member = make(stage, on_leave=lambda leave: not said.append(leave.why))  # type: ignore[func-returns-value]
+    reasons: list[str] = []
+    member = make(stage, on_leave=lambda leave: not reasons.append(leave.why))  # type: ignore[func-returns-value]
     member.join(1, "trainer")
     member.post(Leave(member.node, "SIGTERM"))
     member.post(Succeeded(member.node, 0))
 
-    assert [Join, Succeeded] == [type(report) for report in stage.hear(2)]
-    assert ["SIGTERM"] == said
+    assert [Join, Succeeded] == [type(report) for report in stage.receive(2)]
+    assert ["SIGTERM"] == reasons
     member.close()
 
 
@@ -416,11 +416,11 @@ def test_node_without_answers_is_stopped_and_finally_gives_up(stage: Stage, faul
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state), limits=Limits(reconnect_timeout=0.5))
     member.join(1, "trainer")
-    stage.hear()
+    stage.receive()
     state[fault] = threading.Event()
-    (word,) = take(member)
+    (lost,) = take(member)
 
-    assert isinstance(word, ContactLost)
+    assert isinstance(lost, ContactLost)
     error = fails(member)
     state[fault].set()
     assert isinstance(error, RendezvousConnectionError)
@@ -432,7 +432,7 @@ def test_a_message_that_a_broken_connection_swallowed_is_sent_again(stage: Stage
     state: dict[str, Any] = {}
     member = make(stage, dial=brittle(stage, state))
     member.join(1, "trainer")
-    assert [Join] == [type(report) for report in stage.hear()]
+    assert [Join] == [type(report) for report in stage.receive()]
     until(member, lambda: member._session.contact.live)
     state["dead"] = True
     member.post(Succeeded(member.node, 0))
@@ -440,7 +440,7 @@ def test_a_message_that_a_broken_connection_swallowed_is_sent_again(stage: Stage
     state["dead"] = False
     stage.wait_with(member)
 
-    assert [Succeeded("a", 0)] == stage.hear()
+    assert [Succeeded("a", 0)] == stage.receive()
     member.close()
 
 
@@ -482,7 +482,7 @@ def test_a_replayed_greeting_changes_nothing_while_the_coordinator_lives(stage: 
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
     member = make(stage, limits=Limits(has_election=True))
     member.join(1, "trainer")
-    stage.hear()
+    stage.receive()
     stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 2.0))
     for count in range(1, 4):
         stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", count))
@@ -496,7 +496,7 @@ def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> Non
     stage.greet()
     member = make(stage)
     member.join(1, "trainer")
-    assert [Join] == [type(report) for report in stage.hear()]
+    assert [Join] == [type(report) for report in stage.receive()]
     key = mailbox_key("a/1", 0)
     stage.exchange.write({key: encode(FINAL)})  # not signed
     while stage.exchange.read([key])[0] is not None:
@@ -504,7 +504,7 @@ def test_with_a_token_everything_is_signed_and_nothing_else_is_believed() -> Non
     stage.exchange.write({key: encode(FINAL, stage.key, key_place("job", "nonce", mailbox_key("b/1", 0)))})  # another's
     while stage.exchange.read([key])[0] is not None:
         select.select([member], [], [], 0.01)
-    stage.tell("a/1", 0, SEAT)
+    stage.send_notice("a/1", 0, SEAT)
 
     assert [SEAT] == take(member)
     member.close()

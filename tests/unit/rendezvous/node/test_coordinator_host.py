@@ -90,7 +90,7 @@ class _Keeper:
         pass
 
 
-class Office:
+class HostedJob:
     """An exchange with a host behind it."""
 
     def __init__(self, rules: Rules, *, key: bytes | None = None, state_log: Any = None, memory: Any = None) -> None:
@@ -107,14 +107,14 @@ class Office:
         self.announcement = announcement
         self.nonce = announcement.nonce
 
-    def say(self, report: Report, **others: Any) -> str:
+    def send(self, report: Report, **others: Any) -> str:
         seq = self.seqs[report.node] = others.get("seq", self.seqs.get(report.node, 0) + 1)
         place = report_place("job", self.nonce, report.node, seq)
         self.exchange.post(encode(Envelope(seq, report), others.get("key", self.key), others.get("place", place)))
         return f"{report.node}/{seq}"
 
     def join(self, node: str) -> str:
-        return self.say(Join(node, OFFER))
+        return self.send(Join(node, OFFER))
 
     def find(self, key: str, nonce: str | None = None) -> Message:
         assert self.exchange.wait(key, LIMIT), f"nothing at {key} within {LIMIT:g} s"
@@ -128,94 +128,94 @@ class Office:
 
 
 @pytest.fixture
-def office() -> Iterator[Office]:
-    office = Office(Rules())
-    yield office
-    office.host.close()
+def hosted() -> Iterator[HostedJob]:
+    hosted = HostedJob(Rules())
+    yield hosted
+    hosted.host.close()
 
 
-def test_a_join_is_answered_in_the_mailbox_of_its_message(office: Office) -> None:
-    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
+def test_a_join_is_answered_in_the_mailbox_of_its_message(hosted: HostedJob) -> None:
+    assert isinstance(hosted.read(hosted.join("a"), 0), RankAssignment)
 
 
-def test_announcement_describes_the_job_to_joining_nodes(office: Office) -> None:
+def test_announcement_describes_the_job_to_joining_nodes(hosted: HostedJob) -> None:
     assert ("job", "host", 1, 3, False) == (
-        office.announcement.run_id,
-        office.announcement.host,
-        office.announcement.terms.min_nodes,
-        office.announcement.terms.max_restarts,
-        office.announcement.signed,
+        hosted.announcement.run_id,
+        hosted.announcement.host,
+        hosted.announcement.terms.min_nodes,
+        hosted.announcement.terms.max_restarts,
+        hosted.announcement.signed,
     )
 
 
-def test_notices_of_one_mailbox_are_numbered(office: Office) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    office.say(Succeeded("a", 0))
+def test_notices_of_one_mailbox_are_numbered(hosted: HostedJob) -> None:
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
+    hosted.send(Succeeded("a", 0))
 
-    assert isinstance(office.read(mailbox, 1), Final)
+    assert isinstance(hosted.read(mailbox, 1), Final)
 
 
-def test_messages_that_were_handled_are_forgotten(office: Office) -> None:
-    office.read(office.join("a"), 0)
-    office.say(Leave("b", "never came"))
-    office.host.close()
+def test_messages_that_were_handled_are_forgotten(hosted: HostedJob) -> None:
+    hosted.read(hosted.join("a"), 0)
+    hosted.send(Leave("b", "never came"))
+    hosted.host.close()
 
-    left = [entry for entry in office.exchange.clone().receive(0.0) if entry.data]
+    left = [entry for entry in hosted.exchange.clone().receive(0.0) if entry.data]
 
     assert [] == left
 
 
 def test_the_quiet_period_ends_without_another_message() -> None:
-    office = Office(Rules(1, 2, last_call=0.05))
+    hosted = HostedJob(Rules(1, 2, last_call=0.05))
 
-    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
-    office.host.close()
+    assert isinstance(hosted.read(hosted.join("a"), 0), RankAssignment)
+    hosted.host.close()
 
 
-def test_closing_waits_for_those_who_have_not_read_the_end(office: Office) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    office.say(Succeeded("a", 0))
-    office.read(mailbox, 1)
-    closer = threading.Thread(target=office.host.close, args=(LIMIT,))
+def test_closing_waits_for_those_who_have_not_read_the_end(hosted: HostedJob) -> None:
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
+    hosted.send(Succeeded("a", 0))
+    hosted.read(mailbox, 1)
+    closer = threading.Thread(target=hosted.host.close, args=(LIMIT,))
     closer.start()
     closer.join(0.1)
     waits = closer.is_alive()
-    office.say(Acknowledgement("a"))
+    hosted.send(Acknowledgement("a"))
     closer.join(LIMIT)
 
     assert waits
     assert not closer.is_alive()
 
 
-def test_node_that_left_is_not_waited_for(office: Office) -> None:
-    office.read(office.join("a"), 0)
-    office.say(Leave("a", "signal 15"))
+def test_node_that_left_is_not_waited_for(hosted: HostedJob) -> None:
+    hosted.read(hosted.join("a"), 0)
+    hosted.send(Leave("a", "signal 15"))
     began = time.monotonic()
-    office.host.close(LIMIT)
+    hosted.host.close(LIMIT)
 
     assert time.monotonic() - began < LIMIT / 2
 
 
-def test_a_host_that_leaves_a_job_which_a_person_stops_gives_that_end(office: Office) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
+def test_a_host_that_leaves_a_job_which_a_person_stops_gives_that_end(hosted: HostedJob) -> None:
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
     # As a message, its own report could come after its leave.
-    office.host.abandon("stopped by hand", "b", "stopped")
+    hosted.host.abandon("stopped by hand", "b", "stopped")
 
-    final = office.read(mailbox, 1)
+    final = hosted.read(mailbox, 1)
 
     assert isinstance(final, Final)
     assert ("stopped by hand", "stopped") == (final.why, final.kind)
 
 
-def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    office.host.abandon("the node that hosts the store left")
+def test_a_job_that_is_abandoned_ends_for_everybody(hosted: HostedJob) -> None:
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
+    hosted.host.abandon("the node that hosts the store left")
 
-    final = office.read(mailbox, 1)
+    final = hosted.read(mailbox, 1)
 
     assert isinstance(final, Final)
     assert (False, "closed") == (final.succeeded, final.kind)
@@ -223,18 +223,18 @@ def test_a_job_that_is_abandoned_ends_for_everybody(office: Office) -> None:
 
 
 def test_broken_coordinator_notifies_every_node(
-    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hosted: HostedJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
 
     def broken(state: Any, event: Any, now: float) -> Any:
         raise ZeroDivisionError("step")
 
     with monkeypatch.context() as patch:
         patch.setattr(_coordinator, "step", broken)
-        office.say(Stopped("a", 0, ()))
-        final = office.read(mailbox, 1)
+        hosted.send(Stopped("a", 0, ()))
+        final = hosted.read(mailbox, 1)
 
     assert isinstance(final, Final)
     assert "the coordinator failed: ZeroDivisionError('step')" in final.why
@@ -247,25 +247,25 @@ BRISK = Rules(1, 2, last_call=0.0, heartbeat=0.4)
 
 
 def test_a_node_whose_heartbeats_stop_is_lost_and_the_others_go_on() -> None:
-    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
-    a, b = office.join("a"), office.join("b")
-    heartbeats = _Beats(office, {a})
-    assert isinstance(office.read(b, 0), RankAssignment)
+    hosted = HostedJob(Rules(1, 2, last_call=30.0, heartbeat=0.4))
+    a, b = hosted.join("a"), hosted.join("b")
+    heartbeats = _Beats(hosted, {a})
+    assert isinstance(hosted.read(b, 0), RankAssignment)
 
-    end = office.read(a, 1)
+    end = hosted.read(a, 1)
 
     heartbeats.stop()
     assert isinstance(end, RoundEnd)
     assert "b" in end.why
     assert end.restart
-    office.host.close()
+    hosted.host.close()
 
 
 class _Beats:
     """Heartbeats for mailboxes, saying that all was read."""
 
-    def __init__(self, office: Office, mailboxes: set[str], **counts: int) -> None:
-        self.office, self.mailboxes, self.counts = office, mailboxes, counts
+    def __init__(self, hosted: HostedJob, mailboxes: set[str], **counts: int) -> None:
+        self.hosted, self.mailboxes, self.counts = hosted, mailboxes, counts
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.work)
         self.thread.start()
@@ -277,8 +277,8 @@ class _Beats:
             for mailbox in self.mailboxes:
                 key = heartbeat_key(mailbox)
                 node_heartbeat = NodeHeartbeat(count, self.counts.get("read", 9), self.counts.get("stored", 0))
-                place = key_place("job", self.office.nonce, key)
-                self.office.exchange.write({key: encode(node_heartbeat, self.office.key, place)})
+                place = key_place("job", self.hosted.nonce, key)
+                self.hosted.exchange.write({key: encode(node_heartbeat, self.hosted.key, place)})
 
     def stop(self) -> None:
         self.over.set()
@@ -286,40 +286,40 @@ class _Beats:
 
 
 def test_a_removed_heartbeat_of_the_coordinator_is_written_again() -> None:
-    office = Office(BRISK)
-    first = office.find(COORDINATOR_HEARTBEAT)
-    office.exchange.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])
-    second = office.find(COORDINATOR_HEARTBEAT)
+    hosted = HostedJob(BRISK)
+    first = hosted.find(COORDINATOR_HEARTBEAT)
+    hosted.exchange.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])
+    second = hosted.find(COORDINATOR_HEARTBEAT)
 
     assert isinstance(first, CoordinatorHeartbeat)
     assert isinstance(second, CoordinatorHeartbeat)
     assert second.count > first.count
-    assert isinstance(office.find(ANNOUNCEMENT, ""), Announcement)
-    office.host.close()
+    assert isinstance(hosted.find(ANNOUNCEMENT, ""), Announcement)
+    hosted.host.close()
 
 
 def test_removed_message_ends_the_job_with_a_clear_reason() -> None:
-    office = Office(BRISK)
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    heartbeats = _Beats(office, {mailbox}, stored=2)
+    hosted = HostedJob(BRISK)
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
+    heartbeats = _Beats(hosted, {mailbox}, stored=2)
 
-    final = office.read(mailbox, 1)
+    final = hosted.read(mailbox, 1)
 
     heartbeats.stop()
     assert isinstance(final, Final)
     assert "message 2 of node a was removed from the store unread" in final.why
-    office.host.close()
+    hosted.host.close()
 
 
 # With a token.
 
 
 @pytest.fixture
-def signed() -> Iterator[Office]:
-    office = Office(Rules(1, 2, last_call=0.0), key=key_of("secret"))
-    yield office
-    office.host.close()
+def signed() -> Iterator[HostedJob]:
+    hosted = HostedJob(Rules(1, 2, last_call=0.0), key=key_of("secret"))
+    yield hosted
+    hosted.host.close()
 
 
 @pytest.mark.parametrize(
@@ -333,9 +333,9 @@ def signed() -> Iterator[Office]:
     ],
 )
 def test_job_with_a_token_refuses_forged_reports(
-    signed: Office, forgery: dict[str, Any], caplog: pytest.LogCaptureFixture
+    signed: HostedJob, forgery: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    signed.say(Join("x", OFFER), **forgery)
+    signed.send(Join("x", OFFER), **forgery)
     assignment = signed.read(signed.join("a"), 0)
 
     assert isinstance(assignment, RankAssignment)
@@ -343,37 +343,37 @@ def test_job_with_a_token_refuses_forged_reports(
     assert "a report was refused" in caplog.text
 
 
-def test_with_a_token_a_message_that_is_played_again_changes_nothing(signed: Office) -> None:
+def test_with_a_token_a_message_that_is_played_again_changes_nothing(signed: HostedJob) -> None:
     mailbox = signed.join("a")
     envelope = encode(Envelope(1, Join("a", OFFER)), signed.key, report_place("job", signed.nonce, "a", 1))
     signed.read(mailbox, 0)
     signed.exchange.post(envelope)
-    signed.say(Succeeded("a", 0))
+    signed.send(Succeeded("a", 0))
 
     assert isinstance(signed.read(mailbox, 1), Final)
 
 
 def test_a_heartbeat_of_another_mailbox_keeps_no_dead_node_alive() -> None:
-    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4), key=key_of("secret"))
-    a, b = office.join("a"), office.join("b")
-    heartbeats = _Beats(office, {a})
-    office.read(b, 0)
+    hosted = HostedJob(Rules(1, 2, last_call=30.0, heartbeat=0.4), key=key_of("secret"))
+    a, b = hosted.join("a"), hosted.join("b")
+    heartbeats = _Beats(hosted, {a})
+    hosted.read(b, 0)
     over = threading.Event()
 
     def copy() -> None:
         while not over.wait(0.02):
-            if (data := office.exchange.read([heartbeat_key(a)])[0]) is not None:
-                office.exchange.write({heartbeat_key(b): data})
+            if (data := hosted.exchange.read([heartbeat_key(a)])[0]) is not None:
+                hosted.exchange.write({heartbeat_key(b): data})
 
     copier = threading.Thread(target=copy)
     copier.start()
-    end = office.read(a, 1)
+    end = hosted.read(a, 1)
 
     over.set()
     copier.join()
     heartbeats.stop()
     assert isinstance(end, RoundEnd)
-    office.host.close()
+    hosted.host.close()
 
 
 # Taking over.
@@ -381,7 +381,7 @@ def test_a_heartbeat_of_another_mailbox_keeps_no_dead_node_alive() -> None:
 
 def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
-    first = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
+    first = HostedJob(Rules(), state_log=diary.keeper(), memory=diary.memory)
     diary.keeper().load()
     saved = diary.data
     mailbox = first.join("a")
@@ -394,13 +394,13 @@ def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixtu
 
 def test_id_of_a_job_is_free_again_after_its_end() -> None:
     diary = Diary(MemoryExchange())
-    office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    office.say(Succeeded("a", 0))
-    office.read(mailbox, 1)
-    office.say(Acknowledgement("a"))
-    office.host.close(LIMIT)
+    hosted = HostedJob(Rules(), state_log=diary.keeper(), memory=diary.memory)
+    mailbox = hosted.join("a")
+    hosted.read(mailbox, 0)
+    hosted.send(Succeeded("a", 0))
+    hosted.read(mailbox, 1)
+    hosted.send(Acknowledgement("a"))
+    hosted.host.close(LIMIT)
 
     assert diary.purged
 
@@ -408,13 +408,13 @@ def test_id_of_a_job_is_free_again_after_its_end() -> None:
 def test_damaged_document_ends_the_job_with_a_clear_message(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
     diary.data = b'{"v":1}'
-    office = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
-    final = office.read(office.join("a"), 0)
+    hosted = HostedJob(Rules(), state_log=diary.keeper(), memory=diary.memory)
+    final = hosted.read(hosted.join("a"), 0)
 
     assert isinstance(final, Final)
     assert "closed" == final.kind
     assert "the coordinator's state in the store is damaged" in caplog.text
-    office.host.close()
+    hosted.host.close()
 
 
 # Its end.
@@ -423,39 +423,39 @@ def test_damaged_document_ends_the_job_with_a_clear_message(caplog: pytest.LogCa
 def test_an_ordered_end_is_sent_though_the_host_closes_at_once() -> None:
     memory = MemoryExchange()
 
-    def say(seq: int, report: Report) -> None:
+    def send(seq: int, report: Report) -> None:
         memory.post(encode(Envelope(seq, report)))
 
     host = CoordinatorHost(memory.clone(), Rules(1, 1), run_id="job", name="host")
-    entered, goes_on = threading.Event(), threading.Event()
+    entered, resumed = threading.Event(), threading.Event()
     do = host._do
 
     def receive_slowly(action: Action) -> Event | None:
         if isinstance(action, Receive) and host._server.state.round is not None:
             entered.set()
-            goes_on.wait(LIMIT)
+            resumed.wait(LIMIT)
         return do(action)
 
     host._do = receive_slowly  # type: ignore[method-assign]
     host.start()
     assert memory.wait(ANNOUNCEMENT, LIMIT)
-    say(1, Join("a", OFFER))
+    send(1, Join("a", OFFER))
     assert entered.wait(LIMIT)
     # Both come between the end of a turn and the wait for the next one.
     host.abandon("the node that hosts the store left")
     closer = threading.Thread(target=host.close, args=(LIMIT,))
     closer.start()
     closer.join(0.1)
-    goes_on.set()
+    resumed.set()
     key = mailbox_key(mailbox_name("a", 1), 1)
 
-    told = memory.wait(key, LIMIT)
+    answered = memory.wait(key, LIMIT)
 
-    assert told
+    assert answered
     final = decode(memory.read([key])[0] or b"")
     assert isinstance(final, Final)
     assert "the node that hosts the store left" in final.why
-    say(2, Acknowledgement("a"))
+    send(2, Acknowledgement("a"))
     closer.join(LIMIT)
     assert not closer.is_alive()
 

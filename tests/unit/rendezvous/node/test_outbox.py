@@ -1,4 +1,4 @@
-"""A node's messages, said again to a coordinator that may not have read them."""
+"""A node's messages, sent again to a coordinator that may not have read them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SEEN = Seen("nonce", 1, 3, 77)
 
 def joined(outbox: NodeOutbox) -> NodeOutbox:
     outbox = outbox.add(Describe(1, "trainer"))
-    return said(outbox.described(outbox.join_seq, Join("a", Descriptor(1, "trainer", ("a",), 1), None)))
+    return sent(outbox.described(outbox.join_seq, Join("a", Descriptor(1, "trainer", ("a",), 1), None)))
 
 
-def said(outbox: NodeOutbox, *reports: Report) -> NodeOutbox:
+def sent(outbox: NodeOutbox, *reports: Report) -> NodeOutbox:
     for report in reports:
         outbox = outbox.add(report)
     while outbox.next is not None:
@@ -28,18 +28,18 @@ def waiting(outbox: NodeOutbox) -> list[tuple[int, type[object]]]:
 
 
 def test_after_a_lost_store_all_is_sent_again_from_the_last_request() -> None:
-    outbox = joined(said(joined(said(joined(NodeOutbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
+    outbox = joined(sent(joined(sent(joined(NodeOutbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
 
     again = outbox.again(SEEN, all_late=True)
 
     assert [(3, Join), (4, Stopped), (5, Join)] == waiting(again)
     join = again.envelopes[-1].what
     assert isinstance(join, Join) and (3, 1, 77) == (join.round, join.epoch, join.pulse)
-    assert [(3, Join), (4, Stopped), (5, Join)] == waiting(said(again).again(SEEN, all_late=True))
+    assert [(3, Join), (4, Stopped), (5, Join)] == waiting(sent(again).again(SEEN, all_late=True))
 
 
 def test_messages_sent_since_the_last_request_are_sent_again_in_order() -> None:
-    outbox = said(joined(NodeOutbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
+    outbox = sent(joined(NodeOutbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
 
     assert [(1, Join), (2, Stopped), (3, Succeeded)] == waiting(outbox.again(SEEN, all_late=True))
     assert [(1, Join), (3, Succeeded)] == waiting(outbox.again(SEEN))

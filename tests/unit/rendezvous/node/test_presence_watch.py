@@ -46,20 +46,20 @@ def node() -> Iterator[Callable[[], socket.socket]]:
         each.close()
 
 
-def presence_of(held: socket.socket, node: str = "b", address: str = HERE) -> Presence:
-    return Presence(node, address, held.getsockname()[1])
+def presence_of(listener: socket.socket, node: str = "b", address: str = HERE) -> Presence:
+    return Presence(node, address, listener.getsockname()[1])
 
 
-def connections(held: socket.socket) -> int:
+def connections(listener: socket.socket) -> int:
     """Return the number of connections that the kernel has completed, and nobody has accepted."""
-    port = f":{held.getsockname()[1]:04X}"
+    port = f":{listener.getsockname()[1]:04X}"
     with open("/proc/net/tcp", encoding="ascii") as table:
         rows = [line.split() for line in table]
     return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
 
 
-def await_connection(held: socket.socket) -> None:
-    wait_until(lambda: connections(held) == 1, what="a connection to the node")
+def await_connection(listener: socket.socket) -> None:
+    wait_until(lambda: connections(listener) == 1, what="a connection to the node")
 
 
 def settle(watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket], *others: Presence) -> None:
@@ -75,10 +75,10 @@ def settle(watch: PresenceWatch, ended: list[str], node: Callable[[], socket.soc
 def test_a_node_whose_socket_is_closed_has_ended(
     watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]
 ) -> None:
-    held = node()
-    watch.watch([presence_of(held)])
-    await_connection(held)
-    held.close()
+    listener = node()
+    watch.watch([presence_of(listener)])
+    await_connection(listener)
+    listener.close()
 
     wait_until(lambda: ended == ["b"])
     settle(watch, ended, node)
@@ -88,12 +88,12 @@ def test_a_node_whose_socket_is_closed_has_ended(
 def test_a_node_lives_while_any_process_holds_its_socket(
     watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]
 ) -> None:
-    held = node()
-    worker = os.dup(held.fileno())
-    presence = presence_of(held)
+    listener = node()
+    worker = os.dup(listener.fileno())
+    presence = presence_of(listener)
     watch.watch([presence])
-    await_connection(held)
-    held.close()
+    await_connection(listener)
+    listener.close()
     settle(watch, ended, node, presence)
     assert not ended
 
@@ -104,9 +104,9 @@ def test_a_node_lives_while_any_process_holds_its_socket(
 def test_a_refusal_without_a_connection_before_proves_nothing(
     watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]
 ) -> None:
-    held = node()
-    presence = presence_of(held)
-    held.close()
+    listener = node()
+    presence = presence_of(listener)
+    listener.close()
     watch.watch([presence])
 
     settle(watch, ended, node, presence)
@@ -116,37 +116,37 @@ def test_a_refusal_without_a_connection_before_proves_nothing(
 def test_a_connection_that_something_else_has_reset_is_made_again(
     watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]
 ) -> None:
-    held = node()
-    presence = presence_of(held)
+    listener = node()
+    presence = presence_of(listener)
     watch.watch([presence])
-    await_connection(held)
-    held.accept()[0].close()
-    await_connection(held)
+    await_connection(listener)
+    listener.accept()[0].close()
+    await_connection(listener)
     settle(watch, ended, node, presence)
     assert not ended
 
-    held.close()
+    listener.close()
     wait_until(lambda: ended == ["b"])
 
 
 def test_a_name_is_not_looked_up(watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]) -> None:
-    held = node()
-    presence = presence_of(held, "b", "localhost")
+    listener = node()
+    presence = presence_of(listener, "b", "localhost")
     watch.watch([presence])
     settle(watch, ended, node, presence)
 
-    assert 0 == connections(held)
+    assert 0 == connections(listener)
 
 
 def test_a_node_that_is_watched_no_more_is_not_reported(
     watch: PresenceWatch, ended: list[str], node: Callable[[], socket.socket]
 ) -> None:
-    held = node()
-    watch.watch([presence_of(held)])
-    await_connection(held)
+    listener = node()
+    watch.watch([presence_of(listener)])
+    await_connection(listener)
     watch.watch([])
-    wait_until(lambda: connections(held) == 0)
-    held.close()
+    wait_until(lambda: connections(listener) == 0)
+    listener.close()
 
     settle(watch, ended, node)
     assert not ended
@@ -188,7 +188,7 @@ def test_a_watch_without_nodes_needs_no_thread(ended: list[str]) -> None:
 def test_a_presence_socket_is_as_wide_as_the_job(
     address: str | None, endpoint: str, bound: str | tuple[str, ...]
 ) -> None:
-    held = presence_socket(address, endpoint)
-    assert held is not None
-    with held:
-        assert held.getsockname()[0] in bound
+    listener = presence_socket(address, endpoint)
+    assert listener is not None
+    with listener:
+        assert listener.getsockname()[0] in bound

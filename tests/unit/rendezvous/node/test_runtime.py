@@ -28,15 +28,15 @@ LIMIT = 15.0
 
 
 class Desk:
-    """A member that notes what it is asked, and knows no end of the job."""
+    """A member that records its reports, and knows no end of the job."""
 
     round = 3
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.posted: list[tuple[Any, ...]] = []
 
     def post(self, report: Leave) -> None:
-        self.asked.append((report.why, report.round, report.lost))
+        self.posted.append((report.why, report.round, report.lost))
 
     def is_over(self) -> bool:
         return False
@@ -53,13 +53,13 @@ def runtime(**facts: Any) -> tuple[NodeRuntime, Any]:
 
 
 def test_a_dead_agent_is_spoken_for_once() -> None:
-    """A second word, which knows of no workers, would have others take the ranks of those that still run."""
+    """A second report, which knows of no workers, would have others take the ranks of those that still run."""
     made, member = runtime()
     made.witness("its agent died", False)
 
     made.close(0.0)
 
-    assert [("its agent died", 3, True)] == member.asked
+    assert [("its agent died", 3, True)] == member.posted
 
 
 def test_runtime_reports_an_agent_that_ends_without_leaving() -> None:
@@ -67,24 +67,24 @@ def test_runtime_reports_an_agent_that_ends_without_leaving() -> None:
 
     made.close(0.0)
 
-    assert [("its agent ended without leaving the job", None, True)] == member.asked
+    assert [("its agent ended without leaving the job", None, True)] == member.posted
 
 
 def test_store_host_that_leaves_after_the_end_is_not_waited_for() -> None:
-    said: list[str | None] = []
+    leavers: list[str | None] = []
 
     class Over:
         def is_over(self) -> bool:
             return True
 
         def abandon(self, why: str, leaver: str | None) -> None:
-            said.append(leaver)
+            leavers.append(leaver)
 
     made, _ = runtime()
     made._role._host = Over()  # type: ignore[assignment]
 
     assert made._left(Leave("n1/1-a", "signal 15"))
-    assert ["n1/1-a"] == said
+    assert ["n1/1-a"] == leavers
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_host_name_has_time_to_be_found_with_join_timeout_0(join_timeout: float,
 
 
 def test_node_reports_nothing_more_after_its_reason_to_leave() -> None:
-    """The store's host would end the job with the second word, if the first one was not read yet."""
+    """The store's host would end the job with the second report, if the first one was not read yet."""
     made, member = runtime()
     made._left(Leave("n1/1-a", "ConfigError: 5 is no number"))
 
     made.close(0.0)
 
-    assert [] == member.asked
+    assert [] == member.posted
 
 
 class InMemory(RendezvousBackend):
@@ -146,10 +146,10 @@ class InMemory(RendezvousBackend):
         self.state: tuple[bytes, int] | None = None
         self.hold = threading.Event()
         self.hold.set()
-        self.asked = threading.Event()
+        self.requested = threading.Event()
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        self.asked.set()
+        self.requested.set()
         self.hold.wait()
         return self.state
 
@@ -174,34 +174,34 @@ def shared(state: InMemory, **facts: Any) -> NodeRuntime:
     return NodeRuntime(job, backend=StateBackend(state, 5.0))
 
 
-def words_of(member: NodeClient) -> list[Any]:
-    """The next words; raises what `drain` raises."""
+def drain_events(member: NodeClient) -> list[Any]:
+    """Return the next events; raises what `drain` raises."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         wait_readable([member], 0.05)
-        if words := member.drain():
-            return words
-    raise AssertionError(f"no word within {LIMIT:g} s")
+        if events := member.drain():
+            return events
+    raise AssertionError(f"no event within {LIMIT:g} s")
 
 
 def test_election_is_won_even_if_the_role_knows_its_member_late(
     state: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elected = threading.Event()
+    election_over = threading.Event()
 
     class Late(LeaderRole):
         """The thread that starts it stands still before it has the member, for as long as an election takes."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "member":
-                elected.wait(0.1)
+                election_over.wait(0.1)
             super().__setattr__(name, value)
 
         def _begin_leading(self, state_log: StateLog) -> None:
             try:
                 super()._begin_leading(state_log)
             finally:
-                elected.set()
+                election_over.set()
 
     monkeypatch.setattr(_runtime, "LeaderRole", Late)
     made = shared(state)
@@ -209,7 +209,7 @@ def test_election_is_won_even_if_the_role_knows_its_member_late(
     made.member.join(1, "trainer")
 
     try:
-        assert 0 == words_of(made.member)[0].round
+        assert 0 == drain_events(made.member)[0].round
     finally:
         made.close(0.0)
 
@@ -229,7 +229,7 @@ def test_node_whose_election_fails_ends_with_the_reason(
     made.member.join(1, "trainer")
 
     with pytest.raises(RendezvousError, match="n1/1-a could not coordinate job 'job': AttributeError: a defect"):
-        words_of(made.member)
+        drain_events(made.member)
     made.member.close()
     monkeypatch.undo()
     made.close(0.0)
@@ -242,10 +242,10 @@ def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch
     made = shared(state)
     made.start()
     made.member.join(1, "trainer")
-    words_of(made.member)
+    drain_events(made.member)
     state.hold.clear()
-    state.asked.clear()
-    assert state.asked.wait(LIMIT)
+    state.requested.clear()
+    assert state.requested.wait(LIMIT)
     closer = threading.Thread(target=made.close, args=(0.0,), daemon=True)
     closer.start()
 
@@ -258,7 +258,7 @@ def test_coordinators_document_in_a_shared_state_is_signed(state: InMemory) -> N
     made = shared(state, token="secret")
     made.start()
     made.member.join(1, "trainer")
-    words_of(made.member)
+    drain_events(made.member)
 
     try:
         assert state.state is not None
@@ -289,17 +289,17 @@ def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
     assert isinstance(ended[0], RendezvousClosedError)
 
 
-class Guests:
-    """A backend whose store serves a job with the id *served*, and has *guests*."""
+class SharedStore:
+    """A backend whose store serves a job with the id *served*, and also *other_jobs*."""
 
-    def __init__(self, served: str, guests: Sequence[str] = ()) -> None:
-        self.served, self.guests = served, guests
+    def __init__(self, served: str, other_jobs: Sequence[str] = ()) -> None:
+        self.served, self.other_jobs = served, other_jobs
 
     def serve(self, deadline: float) -> bool:
         return False
 
     def dial(self, timeout: float) -> Any:
-        if self.guests:
+        if self.other_jobs:
             raise RefusedError("nobody listens there")
         return object()
 
@@ -321,25 +321,25 @@ HUGE = ["x" * 1_000_000, "\0" * 100_000, "\U0001f600" * 100_000]
 
 @pytest.mark.parametrize("served", HUGE)
 def test_strangers_name_of_the_served_job_is_bounded(monkeypatch: pytest.MonkeyPatch, served: str) -> None:
-    told: list[str] = []
+    hints: list[str] = []
     made, _ = runtime()
-    made._role._backend = store = Guests(served)
-    monkeypatch.setattr(made._role, "_coordinate", lambda exchange, hint="": told.append(hint))
+    made._role._backend = store = SharedStore(served)
+    monkeypatch.setattr(made._role, "_coordinate", lambda exchange, hint="": hints.append(hint))
     made._role.dial(5.0)
-    store.guests = ["lost"]
+    store.other_jobs = ["lost"]
 
     with pytest.raises(RefusedError) as lost:
         made._role.dial(5.0)
 
-    assert [True, True] == [0 < len(text) < LONGEST for text in (*told, str(lost.value))]
+    assert [True, True] == [0 < len(text) < LONGEST for text in (*hints, str(lost.value))]
 
 
-@pytest.mark.parametrize("guest", HUGE)
-def test_long_ids_of_other_jobs_do_not_enlarge_the_log(caplog: pytest.LogCaptureFixture, guest: str) -> None:
+@pytest.mark.parametrize("other_job", HUGE)
+def test_long_ids_of_other_jobs_do_not_enlarge_the_log(caplog: pytest.LogCaptureFixture, other_job: str) -> None:
     made, member = runtime()
     member.final = None
 
     assert isinstance(made._role, StoreRole)
-    made._role._log_stay(["short", guest])
+    made._role._log_stay(["short", other_job])
 
     assert [True] == [("'short'" in each.message and len(each.message) < LONGEST) for each in caplog.records]

@@ -94,57 +94,57 @@ def put(message: Message) -> bytes:
 
 @define
 class Shell:
-    """Does what a session asks for, when it is told what comes of it."""
+    """Does what a session asks for, and passes on the results."""
 
     session: Session = Factory(lambda: Session.begin(NodeIdentity("job", "b", None), Limits(), 100.0)[0])
     now: float = 100.0
     connection: int = 1
-    asked: dict[ConnectionThread, Ask] = Factory(dict)
-    """Request in progress on each lane."""
+    pending: dict[ConnectionThread, Ask] = Factory(dict)
+    """Request in progress on each thread."""
     done: list[Action] = Factory(list)
     heartbeats: int = 0
 
-    def hear(self, event: Event) -> list[Action]:
+    def handle(self, event: Event) -> list[Action]:
         """The actions that follow."""
         self.session, actions = self.session.step(event, self.now)
         for action in actions:
             if isinstance(action, Ask):
-                assert action.thread not in self.asked, f"{action} while {self.asked[action.thread]} is under way"
+                assert action.thread not in self.pending, f"{action} while {self.asked[action.thread]} is under way"
                 assert action.connection == self.connection
-                self.asked[action.thread] = action
+                self.pending[action.thread] = action
             if isinstance(action, OpenConnection):
-                self.connection, self.asked = action.connection, {}
+                self.connection, self.pending = action.connection, {}
         self.done += actions
         return list(actions)
 
-    def what(self, lane: ConnectionThread = ConnectionThread.SPEAK) -> Any:
-        """Return the operation in progress on the lane; None if there is none."""
-        return self.asked[lane].operation if lane in self.asked else None
+    def what(self, thread: ConnectionThread = ConnectionThread.SPEAK) -> Any:
+        """Return the operation in progress on the thread; None if there is none."""
+        return self.pending[thread].operation if thread in self.pending else None
 
-    def answer(self, result: Any = None, lane: ConnectionThread = ConnectionThread.SPEAK) -> list[Action]:
+    def answer(self, result: Any = None, thread: ConnectionThread = ConnectionThread.SPEAK) -> list[Action]:
         """It was done."""
-        ask = self.asked.pop(lane)
-        return self.hear(OperationDone(ask.connection, ask.number, result))
+        ask = self.pending.pop(thread)
+        return self.handle(OperationDone(ask.connection, ask.number, result))
 
     def deny(self, too_large: bool = True) -> list[Action]:
         """The store will not do it."""
-        ask = self.asked.pop(ConnectionThread.SPEAK)
-        return self.hear(Denied(ask.connection, ask.number, "request is too large", too_large))
+        ask = self.pending.pop(ConnectionThread.SPEAK)
+        return self.handle(Denied(ask.connection, ask.number, "request is too large", too_large))
 
     def later(self, seconds: float) -> list[Action]:
         self.now += seconds
-        return self.hear(TimePassed())
+        return self.handle(TimePassed())
 
     def greeted(self, greeting: Announcement = GREETING) -> Shell:
         """Contact is there."""
-        self.hear(Connected(self.connection))
+        self.handle(Connected(self.connection))
         self.answer(True)
         self.answer([put(greeting), None])
         return self
 
     def joined(self) -> Shell:
         """The request to join is in the store, and the first heartbeat acknowledged."""
-        self.hear(Seek(2, "trainer"))
+        self.handle(Seek(2, "trainer"))
         self.answer(DESCRIPTOR)
         self.answer()
         return self.beaten()
@@ -163,14 +163,14 @@ class Shell:
             self.later(INTERVAL * HEARTBEAT)
             self.beaten()
 
-    def hears(self, message: Message) -> list[Action]:
+    def reads_heartbeat(self, message: Message) -> list[Action]:
         """At the next heartbeat, that is what lies where the coordinator's own should be."""
         self.later(INTERVAL * HEARTBEAT)
         return self.answer([put(message)])
 
     def rejoined(self) -> None:
         """The next request to join is in the store, and a heartbeat acknowledged."""
-        self.hear(Seek(2, "trainer"))
+        self.handle(Seek(2, "trainer"))
         self.answer(DESCRIPTOR)
         self.posted().beaten()
 
@@ -195,9 +195,9 @@ class Shell:
             self.answer(None, ConnectionThread.WATCH)
         return self.answer(message if isinstance(message, bytes) else put(message), ConnectionThread.WATCH)
 
-    def words(self) -> tuple[Any, ...]:
-        self.session, words = self.session.drain()
-        return words
+    def drain(self) -> tuple[Any, ...]:
+        self.session, events = self.session.drain()
+        return events
 
     def envelope(self) -> Envelope:
         """The message that is being posted."""
@@ -209,8 +209,8 @@ class Shell:
 
 
 def why_lost(shell: Shell) -> str:
-    """Why the agent is to stop its workers, which is all that it hears."""
-    [lost] = shell.words()
+    """Return why the agent is to stop its workers, its only event."""
+    [lost] = shell.drain()
     assert isinstance(lost, ContactLost)
     return lost.why
 
@@ -222,7 +222,7 @@ def test_session_connects_at_once_and_waits_for_the_greeting() -> None:
     _, actions = Session.begin(NodeIdentity("job", "b", None), Limits(), 0.0)
     shell = Shell()
 
-    shell.hear(Connected(1))
+    shell.handle(Connected(1))
 
     assert (OpenConnection(1, ATTEMPT),) == actions
     assert isinstance(shell.what(), Wait)
@@ -231,21 +231,21 @@ def test_session_connects_at_once_and_waits_for_the_greeting() -> None:
 
 def test_node_keeps_waiting_without_a_coordinator_and_logs_a_warning() -> None:
     shell = Shell()
-    shell.hear(Seek(2, "trainer"))
-    shell.hear(Connected(1))
+    shell.handle(Seek(2, "trainer"))
+    shell.handle(Connected(1))
 
     shell.answer(False)
-    told = shell.later(6.0)
+    actions = shell.later(6.0)
 
     assert isinstance(shell.what(), Wait)
     assert [("warning", True)] == [
-        (line.level, "no node coordinates this job yet" in line.text) for line in told if isinstance(line, Log)
+        (line.level, "no node coordinates this job yet" in line.text) for line in actions if isinstance(line, Log)
     ]
 
 
 def test_unreadable_greeting_is_read_again() -> None:
     shell = Shell()
-    shell.hear(Connected(1))
+    shell.handle(Connected(1))
     shell.answer(True)
 
     shell.answer([b"scribble", None])
@@ -254,14 +254,14 @@ def test_unreadable_greeting_is_read_again() -> None:
     shell.later(0.2)
     shell.answer(True)
     shell.answer([put(GREETING), None])
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
 
     assert Describe(2, "trainer") == shell.what()
 
 
 def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
     shell = Shell()
-    shell.hear(Connected(1))
+    shell.handle(Connected(1))
     for _ in range(3):
         shell.answer(True)
         shell.answer([b"scribble", None])
@@ -273,7 +273,7 @@ def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
 
 def test_node_leaves_a_restarted_job_after_a_new_connection() -> None:
     shell = Shell().greeted()
-    shell.hear(ConnectionLost(1, "reset"))
+    shell.handle(ConnectionLost(1, "reset"))
 
     shell.greeted(evolve(GREETING, nonce="other", host="c"))
 
@@ -299,7 +299,7 @@ def test_a_greeting_of_another_token_or_version_is_named(greeting: bytes, token:
 def test_an_attempt_that_fails_is_made_again() -> None:
     shell = Shell()
 
-    shell.hear(ConnectionLost(1, "refused", gone=True))
+    shell.handle(ConnectionLost(1, "refused", gone=True))
     actions = shell.later(1.0)
 
     assert [OpenConnection(2, ATTEMPT)] == actions
@@ -307,16 +307,16 @@ def test_an_attempt_that_fails_is_made_again() -> None:
 
 def test_answers_on_an_abandoned_connection_are_ignored() -> None:
     shell = Shell().greeted().joined()
-    old = shell.asked[ConnectionThread.WATCH]
-    shell.hear(ConnectionLost(1, "reset"))
+    old = shell.pending[ConnectionThread.WATCH]
+    shell.handle(ConnectionLost(1, "reset"))
 
-    shell.hear(OperationDone(1, old.number, True))
-    shell.hear(Connected(1))
-    shell.hear(ConnectionLost(1, "again"))
-    shell.hear(Refused(1, RendezvousStateError("of the old one")))
+    shell.handle(OperationDone(1, old.number, True))
+    shell.handle(Connected(1))
+    shell.handle(ConnectionLost(1, "again"))
+    shell.handle(Refused(1, RendezvousStateError("of the old one")))
 
     assert 2 == shell.connection
-    assert {} == shell.asked
+    assert {} == shell.pending
     assert shell.session.error is None
 
 
@@ -326,7 +326,7 @@ def test_answers_on_an_abandoned_connection_are_ignored() -> None:
 def test_node_requests_ranks_with_its_own_description() -> None:
     shell = Shell().greeted()
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     assert Describe(2, "trainer") == shell.what()
     shell.answer(DESCRIPTOR)
 
@@ -337,23 +337,23 @@ def test_messages_wait_for_contact_and_go_out_in_order() -> None:
     shell = Shell()
     reports = [Leave("b", "bye", 0), CloseJob("b", "enough")]
     for report in reports:
-        shell.hear(SendReport(report))
+        shell.handle(SendReport(report))
 
     shell.greeted()
-    said = []
+    envelopes = []
     while shell.what() is not None:
-        said.append(shell.envelope())
+        envelopes.append(shell.envelope())
         shell.answer()
 
-    assert [Envelope(number + 1, report) for number, report in enumerate(reports)] == said
+    assert [Envelope(number + 1, report) for number, report in enumerate(reports)] == envelopes
 
 
 def test_message_is_sent_again_with_its_number_after_connection_loss() -> None:
     shell = Shell().greeted()
-    shell.hear(SendReport(Leave("b", "bye")))
+    shell.handle(SendReport(Leave("b", "bye")))
     first = shell.envelope()
 
-    shell.hear(ConnectionLost(1, "reset"))
+    shell.handle(ConnectionLost(1, "reset"))
     shell.greeted()
 
     assert first == shell.envelope()
@@ -373,32 +373,32 @@ def failures(shell: Shell) -> list[tuple[int, int]]:
 
 def test_unrequested_failure_report_is_short_and_never_repeated() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(SendReport(Failed("b", 0, NOTES)))
+    shell.handle(SendReport(Failed("b", 0, NOTES)))
     assert len(shell.what().data) <= EARLY
     assert [rank for rank, _ in failures(shell)] == [*range(len(failures(shell)))]
     shell.answer()
 
-    shell.hear(SendReport(Stopped("b", 0, NOTES)))
+    shell.handle(SendReport(Stopped("b", 0, NOTES)))
 
     assert Stopped("b", 0, ()) == shell.envelope().report
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_node_with_the_root_cause_sends_all_of_it_on_request(gone: bool) -> None:
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_node_with_the_root_cause_sends_all_of_it_on_request(stopped: bool) -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
-    shell.words()
-    shell.hear(SendReport(Failed("b", 0, NOTES)))
+    shell.drain()
+    shell.handle(SendReport(Failed("b", 0, NOTES)))
     shell.answer()
-    if gone:
-        shell.hear(SendReport(Stopped("b", 0, NOTES)))
+    if stopped:
+        shell.handle(SendReport(Stopped("b", 0, NOTES)))
         shell.answer()
 
     shell.reads(Elaborate(0))
 
     assert (0, 2 * len(LONG)) in failures(shell)
     assert isinstance(shell.envelope().report, Failed)
-    assert () == shell.words()
+    assert () == shell.drain()
 
 
 def test_caution_is_logged_here_and_not_passed_to_the_agent() -> None:
@@ -406,7 +406,7 @@ def test_caution_is_logged_here_and_not_passed_to_the_agent() -> None:
     shell.reads(Caution("node c runs something else"))
 
     assert [Log("warning", "node c runs something else")] == [it for it in shell.done if isinstance(it, Log)]
-    assert () == shell.words()
+    assert () == shell.drain()
 
 
 def test_later_failures_are_sent_in_full_after_details_are_requested() -> None:
@@ -414,14 +414,14 @@ def test_later_failures_are_sent_in_full_after_details_are_requested() -> None:
     shell.reads(Elaborate(0))
     assert shell.what() is None
 
-    shell.hear(SendReport(Stopped("b", 0, NOTES)))
+    shell.handle(SendReport(Stopped("b", 0, NOTES)))
 
     assert (0, 2 * len(LONG)) in failures(shell)
 
 
 def test_request_for_failures_of_another_round_is_not_answered() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(SendReport(Failed("b", 0, NOTES)))
+    shell.handle(SendReport(Failed("b", 0, NOTES)))
     shell.answer()
 
     shell.reads(Elaborate(1))
@@ -435,12 +435,12 @@ ENDED = Final(False, "a worker failed", "a", NOTES[0])
 def test_root_cause_stored_elsewhere_is_read_before_end_is_reported() -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
-    assert () == shell.words()
+    assert () == shell.drain()
     assert Read((CAUSE,)) == shell.what(ConnectionThread.WATCH)
 
     shell.answer([put(Failed("a", 0, (NOTES[0],)))], ConnectionThread.WATCH)
 
-    assert (ENDED,) == shell.words()
+    assert (ENDED,) == shell.drain()
     assert (key(0),) == shell.deleted()
     assert Acknowledgement("b") == shell.envelope().report
 
@@ -452,7 +452,7 @@ def test_end_is_reported_in_brief_if_full_root_cause_is_missing(data: bytes | No
 
     shell.answer([data], ConnectionThread.WATCH)
 
-    assert (refers(ENDED),) == shell.words()
+    assert (refers(ENDED),) == shell.drain()
     assert Acknowledgement("b") == shell.envelope().report
 
 
@@ -460,22 +460,22 @@ def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
 
-    shell.hear(ConnectionLost(1, "reset"))
+    shell.handle(ConnectionLost(1, "reset"))
     shell.later(1.0)
     shell.greeted()
 
-    assert () == shell.words()
+    assert () == shell.drain()
     assert key(0) == shell.what(ConnectionThread.WATCH).key
     shell.reads(refers(ENDED))
     shell.answer([put(Failed("a", 0, (NOTES[0],)))], ConnectionThread.WATCH)
-    assert (ENDED,) == shell.words()
+    assert (ENDED,) == shell.drain()
 
 
 def test_request_repeated_after_reconnect_is_unchanged() -> None:
     shell = Shell().greeted()
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
-    shell.hear(ConnectionLost(1, "reset"))
+    shell.handle(ConnectionLost(1, "reset"))
 
     shell.greeted()
 
@@ -490,7 +490,7 @@ LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, ag
 
 def test_too_large_message_is_sent_again_shorter_until_accepted() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(SendReport(Stopped("b", 0, LARGE)))
+    shell.handle(SendReport(Stopped("b", 0, LARGE)))
     sizes = []
     while len(put(shell.envelope())) > 3000:
         assert shell.envelope().seq == 2
@@ -506,7 +506,7 @@ def test_too_large_message_is_sent_again_shorter_until_accepted() -> None:
 
 def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(SendReport(Stopped("b", 0, LARGE)))
+    shell.handle(SendReport(Stopped("b", 0, LARGE)))
     tries = 0
     while shell.session.error is None:
         tries += 1
@@ -522,7 +522,7 @@ def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
 
 def test_refusal_for_another_reason_than_size_shortens_nothing() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(SendReport(Stopped("b", 0, LARGE)))
+    shell.handle(SendReport(Stopped("b", 0, LARGE)))
     shell.deny(too_large=False)
 
     assert isinstance(shell.envelope().report, CloseJob)
@@ -547,13 +547,13 @@ def test_heartbeats_start_with_the_request_and_repeat_each_interval() -> None:
 def test_node_sends_no_heartbeats_while_they_are_suspended() -> None:
     shell = Shell().greeted().joined()
 
-    shell.hear(SuspendHeartbeats(True))
+    shell.handle(SuspendHeartbeats(True))
     shell.later(INTERVAL * HEARTBEAT)
-    asked = shell.what()
+    operation = shell.what()
     shell.answer([None])
-    shell.hear(SuspendHeartbeats(False))
+    shell.handle(SuspendHeartbeats(False))
 
-    assert Read((COORDINATOR_HEARTBEAT,)) == asked
+    assert Read((COORDINATOR_HEARTBEAT,)) == operation
     assert [NODE_HEARTBEAT] == list(shell.what().values)
 
 
@@ -564,9 +564,9 @@ def test_node_learns_last_read_heartbeat_while_its_own_are_suspended() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     sent = shell.now
     shell.beaten()
-    shell.hear(SuspendHeartbeats(True))
+    shell.handle(SuspendHeartbeats(True))
 
-    shell.hears(tells("c", count=9))
+    shell.reads_heartbeat(confirm_read("c", count=9))
 
     assert shell.session.kill_at() == sent + KILL * HEARTBEAT
 
@@ -607,7 +607,7 @@ def test_invalid_heartbeat_of_the_coordinator_is_refused_and_named(junk: bytes) 
 
     refusals = [action.text for action in shell.done if isinstance(action, Log) and "refused" in action.text]
     assert refusals[0].startswith("a coordinator's heartbeat was refused: the heartbeat ")
-    (lost,) = shell.words()
+    (lost,) = shell.drain()
     assert isinstance(lost, ContactLost)
     assert "no answer for" not in lost.why
     assert "coordinator" in lost.why
@@ -615,7 +615,7 @@ def test_invalid_heartbeat_of_the_coordinator_is_refused_and_named(junk: bytes) 
 
 def test_coordinator_heartbeat_reports_waiting_nodes() -> None:
     shell = Shell().greeted().joined()
-    shell.hears(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
@@ -643,7 +643,7 @@ def test_notices_are_read_one_after_the_other_and_deleted() -> None:
 
     shell.answer(put(SEAT), ConnectionThread.WATCH)
 
-    assert (SEAT,) == shell.words()
+    assert (SEAT,) == shell.drain()
     assert (key(0),) == shell.deleted()
     assert Take(key(1), SLICE) == shell.what(ConnectionThread.WATCH)
 
@@ -674,7 +674,7 @@ def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted(junk: bytes) -
     told = shell.reads(junk)
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
-    assert () == shell.words()
+    assert () == shell.drain()
     assert (key(0),) == shell.deleted()  # it would be found again and again
     assert Take(key(0), SLICE) == shell.what(ConnectionThread.WATCH)
 
@@ -683,7 +683,7 @@ def test_new_request_to_join_wakes_the_wait_for_the_old_answers() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
 
     assert Describe(2, "trainer") == shell.what()
     shell.answer(DESCRIPTOR)
@@ -699,8 +699,8 @@ def test_new_request_to_join_wakes_the_wait_for_the_old_answers() -> None:
 def test_wait_is_woken_by_the_message_before_the_request() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
-    shell.hear(SendReport(Stopped("b", 0, ())))
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(SendReport(Stopped("b", 0, ())))
+    shell.handle(Seek(2, "trainer"))
     assert {} == shell.what().values  # it was on its way before anybody asked anew
     shell.answer()
     shell.answer(DESCRIPTOR)
@@ -711,7 +711,7 @@ def test_wait_is_woken_by_the_message_before_the_request() -> None:
 def test_next_message_wakes_the_lane_after_the_store_refused_one() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
     shell.deny()
@@ -721,12 +721,12 @@ def test_next_message_wakes_the_lane_after_the_store_refused_one() -> None:
 
 def test_lane_already_woken_is_not_woken_again() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
     shell.answer()  # though nothing came of it yet
     shell.beaten()
 
-    shell.hear(SendReport(Leave("b", "bye")))
+    shell.handle(SendReport(Leave("b", "bye")))
 
     assert {} == shell.what().values
 
@@ -736,24 +736,24 @@ def test_untaken_answers_to_an_old_request_are_dropped_with_a_new_one() -> None:
     shell.reads(SEAT)
     shell.reads(RoundEnd(0, "a node was lost", True))
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
 
-    assert () == shell.words()
+    assert () == shell.drain()
 
 
 def test_notice_in_the_mailbox_of_an_old_request_is_ignored() -> None:
     shell = Shell().greeted().joined()
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.reads(SEAT)
 
-    assert () == shell.words()
+    assert () == shell.drain()
 
 
 def test_ranks_that_arrive_while_contact_is_lost_are_discarded() -> None:
     shell = Shell().greeted().joined()
     shell.later(FENCE * HEARTBEAT + 0.1)
-    shell.words()
+    shell.drain()
     shell.greeted()
     assert isinstance(shell.what(), Update)
 
@@ -771,25 +771,27 @@ def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
     assert why_lost(shell)
 
 
-def tells(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
+def confirm_read(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
     """The coordinator says which heartbeat of this node it has read: a is 0, b is 1."""
     return CoordinatorHeartbeat("nonce", count, read=HeartbeatsRead(round, f"..a{last}"))
 
 
 @pytest.mark.parametrize(
-    ("told", "read"),
+    ("heartbeat", "read"),
     [
-        (tells("c", count=9), 100.0 + INTERVAL * HEARTBEAT),
-        (tells("b", count=9), 100.0),
-        (tells(".", count=9), 100.0),
-        (tells("", count=9), 100.0),
-        (tells("9", count=9), 100.0),  # no such one was sent
-        (tells("c", round=1, count=9), 100.0),
+        (confirm_read("c", count=9), 100.0 + INTERVAL * HEARTBEAT),
+        (confirm_read("b", count=9), 100.0),
+        (confirm_read(".", count=9), 100.0),
+        (confirm_read("", count=9), 100.0),
+        (confirm_read("9", count=9), 100.0),  # no such one was sent
+        (confirm_read("c", round=1, count=9), 100.0),
         (CoordinatorHeartbeat("nonce", 9), 100.0),
-        (tells("c", count=1), 100.0),
+        (confirm_read("c", count=1), 100.0),
     ],
 )
-def test_the_workers_time_counts_from_the_last_heartbeat_that_was_read(told: CoordinatorHeartbeat, read: float) -> None:
+def test_the_workers_time_counts_from_the_last_heartbeat_that_was_read(
+    heartbeat: CoordinatorHeartbeat, read: float
+) -> None:
     """One of its heartbeats that is older than what was read before says nothing."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
@@ -797,7 +799,7 @@ def test_the_workers_time_counts_from_the_last_heartbeat_that_was_read(told: Coo
     shell.heartbeats = 5
     shell.beaten()
 
-    shell.hears(told)
+    shell.reads_heartbeat(heartbeat)
 
     assert shell.session.kill_at() == read + KILL * HEARTBEAT
 
@@ -816,19 +818,19 @@ def test_ranks_thousands_of_heartbeats_late_are_discarded() -> None:
     assert "the ranks of this node arrived too late" == why_lost(shell)
 
 
-@pytest.mark.parametrize("heard", [0, 1])
-def test_stale_ranks_are_passed_on_once_node_heartbeats_are_read_again(heard: int) -> None:
+@pytest.mark.parametrize("heartbeat_count", [0, 1])
+def test_stale_ranks_are_passed_on_once_node_heartbeats_are_read_again(heartbeat_count: int) -> None:
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
     shell.beats(4)
-    shell.reads(evolve(SEAT, heartbeat_count=heard))
-    assert () == shell.words()
+    shell.reads(evolve(SEAT, heartbeat_count=heartbeat_count))
+    assert () == shell.drain()
 
-    shell.hears(tells("b", count=9))
-    assert () == shell.words()
-    shell.hears(tells("g", count=12))
+    shell.reads_heartbeat(confirm_read("b", count=9))
+    assert () == shell.drain()
+    shell.reads_heartbeat(confirm_read("g", count=12))
 
-    assert (evolve(SEAT, heartbeat_count=heard),) == shell.words()
+    assert (evolve(SEAT, heartbeat_count=heartbeat_count),) == shell.drain()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
 
 
@@ -838,7 +840,7 @@ def test_ranks_as_old_as_the_last_heartbeats_are_passed_on_at_once() -> None:
 
     shell.reads(evolve(SEAT, heartbeat_count=2))
 
-    assert (evolve(SEAT, heartbeat_count=2),) == shell.words()
+    assert (evolve(SEAT, heartbeat_count=2),) == shell.drain()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
 
 
@@ -850,10 +852,10 @@ def test_ranks_too_late_for_an_ended_round_are_none(then: RoundEnd | Final) -> N
 
     shell.reads(then)
 
-    lost, told = shell.words()
+    lost, event = shell.drain()
     assert isinstance(lost, ContactLost)
     assert "the ranks of this node arrived too late" == lost.why
-    assert then == told
+    assert then == event
 
 
 def test_late_ranks_are_discarded_after_contact_is_lost() -> None:
@@ -864,30 +866,30 @@ def test_late_ranks_are_discarded_after_contact_is_lost() -> None:
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.greeted()
     shell.beaten()
-    shell.hears(tells("g", count=9))
+    shell.reads_heartbeat(confirm_read("g", count=9))
 
     assert why_lost(shell)
 
 
 def test_unanswered_request_for_ranks_is_sent_again_with_its_number() -> None:
     shell = Shell().greeted().joined()
-    said = []
-    while len(said) < 2 and shell.now < 1000.0:
+    requests = []
+    while len(requests) < 2 and shell.now < 1000.0:
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
         if isinstance(shell.what(), Post):
-            said.append((shell.heartbeats, shell.envelope()))
+            requests.append((shell.heartbeats, shell.envelope()))
             shell.posted()
 
     assert [
         (heartbeats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=heartbeats - 1))) for heartbeats in (6, 12)
-    ] == said
+    ] == requests
 
 
 def test_node_repeats_request_to_new_coordinator_with_all_it_has_seen() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
 
     assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.envelope()
 
@@ -897,7 +899,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
-    shell.hears(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))
 
     assert "its machine was probably suspended" in why_lost(shell)
     kill_at = shell.session.kill_at()
@@ -906,16 +908,16 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
 def test_node_that_slept_starts_clean_after_a_new_request_for_ranks() -> None:
     shell = Shell().greeted().joined()
-    shell.hears(CoordinatorHeartbeat("nonce", 90))
-    assert 1 == len(shell.words())
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", 90))
+    assert 1 == len(shell.drain())
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.answer()
     shell.answer(DESCRIPTOR)
     shell.answer()
     shell.answer([put(CoordinatorHeartbeat("nonce", 190))])
 
-    assert () == shell.words()
+    assert () == shell.drain()
     assert shell.session.kill_at() == pytest.approx(shell.now + KILL * HEARTBEAT)
 
 
@@ -923,16 +925,16 @@ def test_regular_coordinator_heartbeat_stops_no_node() -> None:
     """A node is fenced FENCE after a heartbeat that was read before the first look: that is 15 ticks at most."""
     shell = Shell().greeted().joined()
     for count in (16, 31, 46):
-        shell.hears(CoordinatorHeartbeat("nonce", count))
+        shell.reads_heartbeat(CoordinatorHeartbeat("nonce", count))
 
-    assert () == shell.words()
+    assert () == shell.drain()
 
 
 def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
     shell = Shell(Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 16, 1)):
-        shell.hears(CoordinatorHeartbeat("nonce", count))
-        assert slept == len(shell.words()), count
+        shell.reads_heartbeat(CoordinatorHeartbeat("nonce", count))
+        assert slept == len(shell.drain()), count
         shell.posted()
 
 
@@ -942,17 +944,17 @@ def test_node_that_was_given_up_stops_its_workers_and_joins_again() -> None:
 
     shell.reads(GivenUp("no heartbeat for 10 s"))
 
-    [word] = shell.words()
-    assert ContactLost("the job counts this node as lost: no heartbeat for 10 s", 0.15 * HEARTBEAT) == word
+    [lost] = shell.drain()
+    assert ContactLost("the job counts this node as lost: no heartbeat for 10 s", 0.15 * HEARTBEAT) == lost
 
 
 def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
     """An answer that lay there when the node woke up is heard by one that has lost contact."""
     shell = Shell().greeted().joined()
-    ask = shell.asked[ConnectionThread.WATCH]
+    ask = shell.pending[ConnectionThread.WATCH]
 
     shell.now += 2 * HEARTBEAT
-    shell.hear(OperationDone(ask.connection, ask.number, put(SEAT)))
+    shell.handle(OperationDone(ask.connection, ask.number, put(SEAT)))
 
     assert why_lost(shell)
 
@@ -964,7 +966,7 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
     assert Envelope(2, Acknowledgement("b")) == shell.envelope()
     shell.later(10 * HEARTBEAT)
 
-    assert (FINAL,) == shell.words()
+    assert (FINAL,) == shell.drain()
     assert (None, None) == (shell.session.wake_at(), shell.session.kill_at())
 
 
@@ -977,7 +979,7 @@ def test_after_the_end_only_a_new_request_to_join_is_awaited() -> None:
     shell.answer(None, ConnectionThread.WATCH)
     assert shell.what(ConnectionThread.WATCH) is None
 
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
 
     assert isinstance(shell.what(ConnectionThread.WATCH), Take)
 
@@ -985,9 +987,9 @@ def test_after_the_end_only_a_new_request_to_join_is_awaited() -> None:
 def test_closing_session_sends_pending_report_and_disconnects() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
-    shell.hear(SendReport(Leave("b", "bye")))
+    shell.handle(SendReport(Leave("b", "bye")))
 
-    shell.hear(CloseSession())
+    shell.handle(CloseSession())
     assert Leave("b", "bye") == shell.envelope().report
     assert {} == shell.what().values
     shell.answer()
@@ -1000,8 +1002,8 @@ def test_closing_session_sends_pending_report_and_disconnects() -> None:
 
 def test_session_closed_while_connecting_still_sends_pending_report() -> None:
     shell = Shell()
-    shell.hear(SendReport(Leave("b", "bye")))
-    shell.hear(CloseSession())
+    shell.handle(SendReport(Leave("b", "bye")))
+    shell.handle(CloseSession())
 
     shell.greeted()
     assert Leave("b", "bye") == shell.envelope().report
@@ -1010,33 +1012,33 @@ def test_session_closed_while_connecting_still_sends_pending_report() -> None:
 
 
 def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
-    assert [Disconnect(1)] == Shell().hear(CloseSession())
+    assert [Disconnect(1)] == Shell().handle(CloseSession())
 
 
 def test_session_closed_without_contact_does_not_reconnect() -> None:
     shell = Shell()
-    shell.hear(SendReport(Leave("b", "bye")))
-    shell.hear(CloseSession())
+    shell.handle(SendReport(Leave("b", "bye")))
+    shell.handle(CloseSession())
 
-    assert [Disconnect(1)] == shell.hear(ConnectionLost(1, "refused"))
+    assert [Disconnect(1)] == shell.handle(ConnectionLost(1, "refused"))
 
 
 def test_node_that_gave_up_the_search_parts_when_closed() -> None:
     shell = Shell()
     shell.now += 600.0
-    shell.hear(ConnectionLost(1, "timed out"))
+    shell.handle(ConnectionLost(1, "timed out"))
     assert shell.session.error is not None
-    shell.hear(SendReport(Leave("b", "bye")))
+    shell.handle(SendReport(Leave("b", "bye")))
 
-    assert [Disconnect(1)] == shell.hear(CloseSession())
+    assert [Disconnect(1)] == shell.handle(CloseSession())
 
 
 def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
     shell = Shell()
-    shell.hear(SendReport(Leave("b", "bye")))
-    shell.hear(Connected(1))
+    shell.handle(SendReport(Leave("b", "bye")))
+    shell.handle(Connected(1))
     shell.answer(True)
-    shell.hear(CloseSession())
+    shell.handle(CloseSession())
 
     shell.answer([b"scribble", None])
 
@@ -1050,17 +1052,17 @@ def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
 def ended(shell: Shell) -> None:
     """Its agent stood still, and asks for ranks before it has read the end."""
     shell.reads(Final(True, "all done"))
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
 
 
 @pytest.mark.parametrize(
     ("shell", "happens"),
     [
-        (Shell().greeted().joined(), lambda shell: shell.hear(CloseSession())),
-        (Shell().greeted().joined(), lambda shell: shell.hear(Refused(None, RendezvousStateError("never")))),
+        (Shell().greeted().joined(), lambda shell: shell.handle(CloseSession())),
+        (Shell().greeted().joined(), lambda shell: shell.handle(Refused(None, RendezvousStateError("never")))),
         (Shell().greeted().joined(), ended),
-        (Shell(), lambda shell: (shell.hear(Seek(2, "trainer")), shell.later(600.0))),
-        (Shell(), lambda shell: (shell.later(600.0), shell.hear(Seek(2, "trainer")))),
+        (Shell(), lambda shell: (shell.handle(Seek(2, "trainer")), shell.later(600.0))),
+        (Shell(), lambda shell: (shell.later(600.0), shell.handle(Seek(2, "trainer")))),
     ],
     ids=["closed", "failed", "ended", "given up after the request", "given up before it"],
 )
@@ -1069,16 +1071,16 @@ def test_a_node_that_waits_for_ranks_no_more_does_not_say_that_it_waits(
 ) -> None:
     happens(shell)
 
-    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
+    logged = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
 
-    assert (shell.session.wake_at(), said) == (None, [])
+    assert (shell.session.wake_at(), logged) == (None, [])
 
 
 def test_first_permanent_error_is_kept_when_a_second_one_arrives() -> None:
     shell = Shell()
 
-    shell.hear(Refused(None, RendezvousStateError("first")))
-    shell.hear(Refused(None, RendezvousStateError("second")))
+    shell.handle(Refused(None, RendezvousStateError("first")))
+    shell.handle(Refused(None, RendezvousStateError("second")))
 
     assert "first" == str(shell.session.error)
 
@@ -1094,7 +1096,7 @@ def test_a_search_that_finds_nothing_ends() -> None:
 
 def silent(shell: Shell) -> Shell:
     """The store does not answer for as long as contact is sought."""
-    shell.hear(ConnectionLost(shell.connection, "timed out", gone=False))
+    shell.handle(ConnectionLost(shell.connection, "timed out", gone=False))
     shell.later(Limits().reconnect_timeout + 1.0)
     return shell
 
@@ -1102,7 +1104,7 @@ def silent(shell: Shell) -> Shell:
 def refused(shell: Shell) -> Shell:
     """Nobody listens any more where the store was."""
     for _ in range(4):
-        shell.hear(ConnectionLost(shell.connection, "refused", gone=True))
+        shell.handle(ConnectionLost(shell.connection, "refused", gone=True))
         shell.later(1.0)
     return shell
 
@@ -1111,7 +1113,7 @@ def test_agent_gets_notice_of_lost_store_before_the_error() -> None:
     shell = refused(Shell().greeted().joined())
 
     assert ["the host of the job's store is gone: refused"] == [
-        word.why for word in shell.words() if isinstance(word, StoreGone)
+        event.why for event in shell.drain() if isinstance(event, StoreGone)
     ]
     assert isinstance(shell.session.error, RendezvousConnectionError)
 
@@ -1121,7 +1123,7 @@ def test_silent_store_counts_as_lost_only_on_its_sole_coordinator(host: str) -> 
     """Elsewhere the job may go on, and repeat what was done here."""
     shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
 
-    assert (host == shell.session.identity.node) == any(isinstance(word, StoreGone) for word in shell.words())
+    assert (host == shell.session.identity.node) == any(isinstance(event, StoreGone) for event in shell.drain())
     assert isinstance(shell.session.error, RendezvousConnectionError)
 
 
@@ -1129,7 +1131,7 @@ def test_store_is_not_reported_lost_if_another_node_may_coordinate() -> None:
     session, _ = Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)
     shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
 
-    assert not any(isinstance(word, StoreGone) for word in shell.words())
+    assert not any(isinstance(event, StoreGone) for event in shell.drain())
 
 
 # whatever happens
@@ -1188,25 +1190,25 @@ def facts(session: Session) -> dict[str, str]:
 
 @given(st.data())
 def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
-    """One operation at a time on each lane, messages in order, and a step changes nothing in what it was given."""
+    """One operation at a time on each thread, messages in order, and a step changes nothing in what it was given."""
     shell, chance = Shell(), Chance(data)
-    said = 0
+    last_seq = 0
     connected = set()
     for _ in range(data.draw(st.integers(1, 40))):
         shell.now += data.draw(st.sampled_from([0.0, 0.1, 1.0, 7.0]))
         session, before = shell.session, facts(shell.session)
-        lane = data.draw(st.sampled_from([None, *shell.asked]))
-        if lane is None:
+        thread = data.draw(st.sampled_from([None, *shell.pending]))
+        if thread is None:
             event = data.draw(_events)
             if isinstance(event, Connected):
                 # A connection is made once.
                 assume(event.connection not in connected)
                 connected.add(event.connection)
         else:
-            ask = shell.asked.pop(lane)
+            ask = shell.pending.pop(thread)
             event = OperationDone(ask.connection, ask.number, chance.to(ask.operation))
         first = session.step(event, shell.now)[1]
-        again = shell.hear(event)
+        again = shell.handle(event)
 
         assert before == facts(session)
         assert [repr(action) for action in first] == [repr(action) for action in again]
@@ -1214,8 +1216,8 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
             if isinstance(action, Ask) and isinstance(action.operation, Post):
                 envelope = decode(action.operation.data)
                 assert isinstance(envelope, Envelope)
-                assert envelope.seq in (said, said + 1)
-                said = envelope.seq
+                assert envelope.seq in (last_seq, last_seq + 1)
+                last_seq = envelope.seq
 
 
 # what it has seen
@@ -1224,10 +1226,10 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
 def test_join_states_how_far_the_job_has_progressed() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
     shell.posted()
-    shell.hear(Seek(2, "trainer"))
-    shell.answer()  # the lane that watches is woken
+    shell.handle(Seek(2, "trainer"))
+    shell.answer()  # the thread that watches is woken
     shell.answer(DESCRIPTOR)
 
     assert Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.envelope()
@@ -1235,7 +1237,7 @@ def test_join_states_how_far_the_job_has_progressed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "heard"),
+    ("beside", "pulse"),
     [
         (put(CoordinatorHeartbeat("nonce", 17)), 17),
         (put(CoordinatorHeartbeat("other", 17)), 0),
@@ -1243,22 +1245,22 @@ def test_join_states_how_far_the_job_has_progressed() -> None:
         (None, 0),
     ],
 )
-def test_joining_node_names_the_heartbeat_beside_the_greeting(beside: bytes | None, heard: int) -> None:
+def test_joining_node_names_the_heartbeat_beside_the_greeting(beside: bytes | None, pulse: int) -> None:
     shell = Shell()
-    shell.hear(Connected(1))
+    shell.handle(Connected(1))
     shell.answer(True)
     shell.answer([put(GREETING), beside])
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=heard)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=pulse)) == shell.envelope()
 
 
 def test_new_coordinator_gets_the_request_again() -> None:
     """Its term is noticed by a heartbeat that follows a heartbeat, wherever its first one was read."""
     shell = Shell().greeted().joined()
-    shell.hear(ConnectionLost(1, "reset"))
-    shell.hear(Connected(shell.connection))
+    shell.handle(ConnectionLost(1, "reset"))
+    shell.handle(Connected(shell.connection))
     shell.answer(True)
     shell.answer([put(GREETING), put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 1))])
     shell.answer([put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 2))])
@@ -1271,29 +1273,29 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
     shell.reads(RoundEnd(4, "a worker failed", True))
-    shell.hear(Seek(2, "trainer"))
-    shell.words()
+    shell.handle(Seek(2, "trainer"))
+    shell.drain()
     shell.reads(b"")
     shell.answer()
     shell.answer(DESCRIPTOR)
     shell.answer()
 
-    told = shell.reads(evolve(SEAT, round=number))
+    actions = shell.reads(evolve(SEAT, round=number))
     assert [True] == [
         f"ranks of round {number}, but this node already got those of round 4" in line.text
-        for line in told
+        for line in actions
         if isinstance(line, Log)
     ]
-    assert () == shell.words()
+    assert () == shell.drain()
     assert key(0, "b/2") in shell.deleted()
     assert key(0, "b/2") == shell.what(ConnectionThread.WATCH).key  # whatever it replaced is written again
     shell.reads(evolve(SEAT, round=5))
-    assert (evolve(SEAT, round=5),) == shell.words()
+    assert (evolve(SEAT, round=5),) == shell.drain()
 
 
 def test_heartbeat_with_the_end_of_the_job_ends_the_session() -> None:
     shell = Shell().greeted().joined()
-    shell.hears(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))
+    shell.reads_heartbeat(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert "job 'job' has ended: the job's saved state was replaced by an older one" in str(shell.session.error)
@@ -1302,9 +1304,9 @@ def test_heartbeat_with_the_end_of_the_job_ends_the_session() -> None:
 def test_success_before_a_request_for_ranks_is_sent_with_it() -> None:
     """By a sidecar that replaces a node that may not have passed it on: the request says that all are gone."""
     shell = Shell().greeted()
-    shell.hear(SendReport(Stopped("b", 3, ())))
-    shell.hear(SendReport(Succeeded("b", 4)))
-    shell.hear(Seek(2, "trainer"))
+    shell.handle(SendReport(Stopped("b", 3, ())))
+    shell.handle(SendReport(Succeeded("b", 4)))
+    shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
     envelope = shell.envelope()
@@ -1337,7 +1339,7 @@ def test_failed_deletions_are_repeated_by_the_next_connection() -> None:
     shell.rejoined()
     shell.reads(b"")
     shell.reads(evolve(SEAT, round=1))
-    shell.hear(ConnectionLost(shell.connection, "reset"))
+    shell.handle(ConnectionLost(shell.connection, "reset"))
     shell.greeted()
 
     assert (key(1), key(0, "b/2"), NODE_HEARTBEAT) == shell.deleted()

@@ -36,15 +36,15 @@ from elasticlib.rendezvous.node._session_liveness import (
 LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
 
 
-def live(heartbeat: float = 10.0, now: float = 0.0, *, elected: bool = False) -> SessionLiveness:
-    contact, _ = begin(evolve(LIMITS, has_election=elected), now)
+def live(heartbeat: float = 10.0, now: float = 0.0, *, has_election: bool = False) -> SessionLiveness:
+    contact, _ = begin(evolve(LIMITS, has_election=has_election), now)
     contact, _ = step(contact, Greeted(heartbeat), now)
     return contact
 
 
-def assigned(heartbeat: float = 10.0, *, elected: bool = False) -> SessionLiveness:
+def assigned(heartbeat: float = 10.0, *, has_election: bool = False) -> SessionLiveness:
     """With ranks; what was sent at 0 was read before."""
-    return step(live(heartbeat, elected=elected), Assigned(0.0), 0.0)[0]
+    return step(live(heartbeat, has_election=has_election), Assigned(0.0), 0.0)[0]
 
 
 def play(contact: SessionLiveness, *events: tuple[float, Event]) -> tuple[SessionLiveness, list[Action]]:
@@ -176,7 +176,7 @@ def test_host_that_refuses_repeatedly_after_contact_counts_as_lost() -> None:
 
 def test_refusals_do_not_end_contact_if_coordination_can_move() -> None:
     contact, done = play(
-        live(elected=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
+        live(has_election=True), *((1.0 + n, Broken("refused", gone=True)) for n in range(20)), (22.0, Greeted(10.0))
     )
 
     assert not [action for action in done if isinstance(action, GiveUp)]
@@ -194,10 +194,10 @@ def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
     assert GiveUp("contact with the job was lost; gave up after 60 s: timed out", True) in actions
 
 
-def heartbeats(until: float, **told: Any) -> Iterator[tuple[float, Event]]:
-    """All that a node sends is in the store; what the coordinator says of it is *told* each time."""
+def heartbeats(until: float, **fields: Any) -> Iterator[tuple[float, Event]]:
+    """All that a node sends is in the store; each heartbeat of the coordinator has *fields*."""
     for number in range(1, int(until / 3.0) + 1):
-        yield 3.0 * number, HeartbeatRead(3.0 * number, told.get("count", 6 * number), read=told.get("read"))
+        yield 3.0 * number, HeartbeatRead(3.0 * number, fields.get("count", 6 * number), read=fields.get("read"))
 
 
 def fences(done: list[Action]) -> list[str]:
@@ -233,16 +233,16 @@ def test_a_heartbeat_that_was_read_counts_from_its_sending(
     assert (fenced_at, fenced_at + 2.0) == (wake_at(contact), kill_at(contact))
 
 
-@pytest.mark.parametrize("elected", [False, True])
-def test_a_silent_coordinator_fences_where_no_other_takes_over(elected: bool) -> None:
+@pytest.mark.parametrize("has_election", [False, True])
+def test_a_silent_coordinator_fences_where_no_other_takes_over(has_election: bool) -> None:
     """With an election, a new coordinator grants each node the full time again."""
-    _, done = play(assigned(elected=elected), *heartbeats(60.0, count=1))
+    _, done = play(assigned(has_election=has_election), *heartbeats(60.0, count=1))
 
-    assert (0 if elected else 1) == len(fences(done))
+    assert (0 if has_election else 1) == len(fences(done))
 
 
 def test_live_elected_coordinator_that_read_nothing_is_believed() -> None:
-    contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, HeartbeatRead(6.0, 1)))
+    contact, done = play(assigned(has_election=True), *heartbeats(6.0, count=1), (6.1, HeartbeatRead(6.0, 1)))
     assert 15.5 == kill_at(contact)
 
     contact, done = play(contact, (6.5, HeartbeatRead(6.0, 13)))
@@ -262,10 +262,10 @@ def test_ranks_are_stale_half_a_heartbeat_time_after_the_last_sign(heartbeat: fl
     assert stale == [is_stale(live(heartbeat), 1.0, now) for now in (5.9, 6.0)]
 
 
-@pytest.mark.parametrize("elected", [False, True])
-def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected: bool) -> None:
+@pytest.mark.parametrize("has_election", [False, True])
+def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(has_election: bool) -> None:
     """Each new connection finds the old greeting: only the coordinator's heartbeat tells that nobody is there."""
-    contact, now = live(elected=elected), 3.0
+    contact, now = live(has_election=has_election), 3.0
     done: list[Action] = []
     while not contact.over and now < 200.0:
         for event in (Greeted(10.0), HeartbeatRead(now, 1), TimePassed()):
@@ -282,7 +282,7 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected
 def test_a_coordinator_is_judged_by_its_heartbeat_alone() -> None:
     """A node that rested saw nothing, and a message's answer does not tell of the coordinator's heartbeat."""
     contact, _ = play(
-        live(elected=True),
+        live(has_election=True),
         (3.0, HeartbeatRead(3.0, 1)),
         (6.0, HeartbeatRead(6.0, 2)),
         (200.0, TimePassed()),
@@ -324,16 +324,16 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 def test_heartbeat_of_removed_or_older_coordinator_shows_no_sleep(count: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
     looks = ((3.0, HeartbeatRead(3.0, (2 << 32) + 5)), (6.0, HeartbeatRead(6.0, count)))
-    _, done = play(live(elected=True), *looks)
+    _, done = play(live(has_election=True), *looks)
 
     assert [] == done
 
 
 @pytest.mark.parametrize("count", [NO_HEARTBEAT, 4])
-@pytest.mark.parametrize("elected", [False, True])
-def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(count: int, elected: bool) -> None:
+@pytest.mark.parametrize("has_election", [False, True])
+def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(count: int, has_election: bool) -> None:
     """An adversary that hides the one may delete the other: no node may run beside successors."""
-    contact, _ = play(live(elected=elected), (3.0, HeartbeatRead(3.0, 5)))
+    contact, _ = play(live(has_election=has_election), (3.0, HeartbeatRead(3.0, 5)))
 
     looks = tuple((at, HeartbeatRead(at, count)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
     _, done = play(contact, *looks)
