@@ -35,7 +35,7 @@ def wait_for(*names):
 def heed(then, *signals):
     "Note each signal that comes by rank and name; ``then`` is called after that."
     def heeded(signum, frame):
-        note(f"told{RANK}.{signal.Signals(signum).name}")
+        note(f"got{RANK}.{signal.Signals(signum).name}")
         then()
     for signum in signals or (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(signum, heeded)
@@ -62,7 +62,7 @@ def script(peer: Peer, code: str, name: str = "script.py") -> str:
     return peer.script(TOOLS + code, name)
 
 
-def came(peer: Peer, *names: str, limit: float = LIMIT, of: subprocess.Popen[str] | None = None) -> None:
+def wait_for_files(peer: Peer, *names: str, limit: float = LIMIT, of: subprocess.Popen[str] | None = None) -> None:
     """Wait for files in the row's folder; an end of the command that should write them is a failure."""
 
     def there() -> bool:
@@ -108,7 +108,7 @@ def names(peer: Peer, pattern: str) -> list[str]:
 
 
 @frozen
-class Told:
+class FailureRecord:
     """One record of a summary."""
 
     rank: int
@@ -127,8 +127,8 @@ class Summary:
     """Summary that a launcher prints of a failed job."""
 
     title: str
-    others: list[Told]
-    root: Told
+    others: list[FailureRecord]
+    root: FailureRecord
 
 
 _RECORD = re.compile(
@@ -152,11 +152,11 @@ def summary(stderr: str) -> Summary:
     return Summary(head.splitlines()[0].strip(), _reported(head), only)
 
 
-def _reported(text: str) -> list[Told]:
+def _reported(text: str) -> list[FailureRecord]:
     found = list(_RECORD.finditer(text))
     ends = [*(each.start() for each in found[1:]), len(text)]
     return [
-        Told(
+        FailureRecord(
             *(int(each[name]) for name in ("rank", "local_rank", "exitcode", "pid")),
             *(each[name] for name in ("time", "host", "error_file")),
             text=text[each.start() : end],

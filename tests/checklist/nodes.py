@@ -72,7 +72,7 @@ class Node:
             self._answers.put(line)
         self._answers.put("")
 
-    def tell(self, order: str) -> None:
+    def send(self, order: str) -> None:
         """Give an order, whose answer is asked for later."""
         assert self.process.stdin is not None
         try:
@@ -93,9 +93,9 @@ class Node:
             raise Refused(found["error"], found["text"])
         return found
 
-    def ask(self, order: str, limit: float = TIMEOUT) -> Any:
+    def request(self, order: str, limit: float = TIMEOUT) -> Any:
         """Give an order and wait for its answer."""
-        self.tell(order)
+        self.send(order)
         return self.answer(limit)
 
     def has_answered(self) -> bool:
@@ -127,7 +127,7 @@ class Cluster:
         made = Node(self.peer, options.pop("endpoint", self.endpoint), nodes, variables or {}, **options)
         self.nodes.append(made)
         if opened:
-            assert made.ask("open") == "open"
+            assert made.request("open") == "open"
         return made
 
     def __enter__(self) -> Cluster:
@@ -141,7 +141,7 @@ class Cluster:
 def meet(*nodes: Node) -> list[Any]:
     """Request the next round for all *nodes* together; return their answers."""
     for node in nodes:
-        node.tell("next")
+        node.send("next")
     return [node.answer() for node in nodes]
 
 
@@ -157,9 +157,9 @@ def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * TIMEOUT) -
     while not newcomer.has_answered():
         if time.monotonic() > begun + limit:
             raise TimeoutError("the newcomer was not let in")
-        if any([node.ask("num_nodes_waiting") for node in others]):
+        if any([node.request("num_nodes_waiting") for node in others]):
             for node in others:
-                node.tell("next")
+                node.send("next")
             answers = [node.answer() for node in others]
         else:
             time.sleep(0.05)
@@ -170,7 +170,7 @@ def seconds_until(node: Node, order: str, wanted: Any, limit: float) -> float | 
     """Ask *order* again and again until the answer is *wanted*; how long that took, None when it never was."""
     begun = time.monotonic()
     while time.monotonic() - begun < limit:
-        if node.ask(order) == wanted:
+        if node.request(order) == wanted:
             return time.monotonic() - begun
         time.sleep(0.05)
     return None

@@ -144,8 +144,8 @@ class Peer:
     def script(self, code: str, name: str = "script.py") -> str:
         """Write a file for workers or for `python`; returns its name in `folder`."""
         packages = {"elastic": self.launcher.elastic, "distributed": self.launcher.distributed}
-        for word, package in {**packages, "numa": self.launcher.numa}.items():
-            code = code.replace(f"{{{word}}}", package)
+        for placeholder, package in {**packages, "numa": self.launcher.numa}.items():
+            code = code.replace(f"{{{placeholder}}}", package)
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)

@@ -95,7 +95,7 @@ def test_the_option_is_host_decides_who_hosts(peer: Peer, handlers: Handlers) ->
 def test_the_second_agent_of_a_machine_is_a_client_of_the_firsts_store(peer: Peer, handlers: Handlers) -> None:
     with Cluster(peer) as cluster:
         first = cluster.node("2", is_host=None)
-        first.tell("next")
+        first.send("next")
         second = handlers.start(cluster.endpoint, 2)
 
         assert [(0, 2), (1, 2)] == sorted([tuple(first.answer()[:2]), *places([second.result(LIMIT)])])

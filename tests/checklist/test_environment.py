@@ -111,10 +111,10 @@ def test_the_restart_count_is_the_jobs(peer: Peer) -> None:
 
 @pytest.mark.row(55)
 def test_the_run_id_is_the_rendezvous_id(peer: Peer) -> None:
-    told = "import os, torch.distributed as d; print(os.environ['TORCHELASTIC_RUN_ID'], d.is_torchelastic_launched())"
+    code = "import os, torch.distributed as d; print(os.environ['TORCHELASTIC_RUN_ID'], d.is_torchelastic_launched())"
     options = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job7")
 
-    assert "job7 True\n" == peer.run(*options, peer.script(told)).out
+    assert "job7 True\n" == peer.run(*options, peer.script(code)).out
 
 
 @pytest.mark.row(56)

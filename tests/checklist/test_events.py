@@ -186,8 +186,8 @@ def test_measured_function_emits_its_outcome_and_its_duration(peer: Peer) -> Non
 def test_a_run_is_counted_and_its_restarts_are_its_flakiness(peer: Peer, tmp_path: pathlib.Path) -> None:
     ended = launched(peer, FIRST_ROUND_FAILS, restarts=3)
 
-    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    values = {name: value for group, name, value in told if group == "torchelastic"}
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    values = {name: value for group, name, value in metrics if group == "torchelastic"}
     assert ended == "done"
     mine = {
         name.removeprefix("workers.trainer."): value for name, value in values.items() if name.startswith("workers.")

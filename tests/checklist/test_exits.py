@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.checklist._workers import QUICK, came, names, script, summary
+from tests.checklist._workers import QUICK, names, script, summary, wait_for_files
 from tests.checklist.peers import Peer
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
@@ -58,7 +58,7 @@ def test_peers_of_a_failed_worker_are_terminated_then_killed(peer: Peer) -> None
     done = peer.run("--nproc-per-node=3", "--shutdown-timeout=1", path, env=QUICK)
 
     assert (1, 2) == (done.returncode, summary(done.err).root.rank)
-    assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
+    assert ["got0.SIGTERM", "got1.SIGTERM"] == names(peer, "got*")
     assert not peer.alive()
 
 
@@ -76,9 +76,9 @@ def test_summary_shows_every_known_detail_of_each_failure(peer: Peer) -> None:
 
     done = peer.run(TWO, path, env=QUICK)
 
-    told = summary(done.err)
-    (other,), root = told.others, told.root
-    assert "script.py FAILED" == told.title
+    reported = summary(done.err)
+    (other,), root = reported.others, reported.root
+    assert "script.py FAILED" == reported.title
     for each, rank, code in ((other, 0, 5), (root, 1, 4)):
         assert (rank, rank, code) == (each.rank, each.local_rank, each.exitcode)
         assert (peer.folder / f"pid{rank}").read_text() == str(each.pid)
@@ -193,9 +193,9 @@ def test_the_root_cause_is_the_failure_with_the_earliest_time(peer: Peer) -> Non
 
     done = peer.run(TWO, path, env=QUICK)
 
-    told = summary(done.err)
-    assert (1, 1, [0]) == (done.returncode, told.root.rank, [each.rank for each in told.others])
-    assert "ValueError: first" in told.root.text
+    reported = summary(done.err)
+    assert (1, 1, [0]) == (done.returncode, reported.root.rank, [each.rank for each in reported.others])
+    assert "ValueError: first" in reported.root.text
 
 
 @pytest.mark.row(98)
@@ -231,7 +231,7 @@ def test_job_with_a_worker_in_uninterruptible_sleep_ends_with_an_error(peer: Pee
     variables = {**QUICK, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.5"}
 
     process = peer.start("--shutdown-timeout=1", "--max-restarts=3", path, env=variables)
-    came(peer, "asleep", of=process)
+    wait_for_files(peer, "asleep", of=process)
     pid = (peer.folder / "pid").read_text()
     assert "D" == pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     done = peer.finish(process, limit=30)

@@ -30,9 +30,9 @@ def kept(peer: Peer, base: str = "logs") -> dict[str, str]:
     return found
 
 
-def told(text: str, word: str) -> list[str]:
-    """The lines of a console that end with *word* and a number, sorted: launchers have lines of their own."""
-    return sorted(line for line in text.splitlines() if re.search(rf"{word} \d+$", line))
+def numbered_lines(text: str, stream: str) -> list[str]:
+    """The lines of a console that end with *stream* and a number, sorted: launchers have lines of their own."""
+    return sorted(line for line in text.splitlines() if re.search(rf"{stream} \d+$", line))
 
 
 @pytest.mark.row(65)
@@ -40,7 +40,7 @@ def test_without_a_redirect_output_reaches_the_launchers_own_streams(peer: Peer)
     done = peer.run(TWO, script(peer, SPEAK), env=QUICK)
 
     assert ["out 0", "out 1"] == sorted(done.out.splitlines())
-    assert ["err 0", "err 1"] == told(done.err, "err")
+    assert ["err 0", "err 1"] == numbered_lines(done.err, "err")
 
 
 @pytest.mark.row(66)
@@ -52,7 +52,7 @@ def test_redirected_streams_are_in_files_of_each_rank_only(peer: Peer) -> None:
     } == kept(peer)
     (folder,) = peer.folder.glob("logs/*")
     assert re.fullmatch(r"job7_\w{8}", folder.name)  # the random part may hold underscores
-    assert ([], []) == (told(done.out, "out"), told(done.err, "err"))
+    assert ([], []) == (numbered_lines(done.out, "out"), numbered_lines(done.err, "err"))
 
 
 @pytest.mark.row(67)
@@ -60,8 +60,8 @@ def test_a_map_redirects_by_rank_and_leaves_other_ranks_alone(peer: Peer) -> Non
     done = peer.run("--nproc-per-node=3", "-r", "0:1,1:2", IN_LOGS, script(peer, SPEAK), env=QUICK)
 
     assert {"attempt_0/0/stdout.log": "out 0\n", "attempt_0/1/stderr.log": "err 1\n"} == kept(peer)
-    assert ["out 1", "out 2"] == told(done.out, "out")
-    assert ["err 0", "err 2"] == told(done.err, "err")
+    assert ["out 1", "out 2"] == numbered_lines(done.out, "out")
+    assert ["err 0", "err 2"] == numbered_lines(done.err, "err")
 
 
 @pytest.mark.row(69, improvement=True)
@@ -69,7 +69,7 @@ def test_a_map_reaches_ranks_of_two_digits(peer: Peer) -> None:
     done = peer.run("--nproc-per-node=11", "-r", "10:1", IN_LOGS, script(peer, SPEAK), env=QUICK)
 
     assert {"attempt_0/10/stdout.log": "out 10\n"} == kept(peer)
-    assert sorted(f"out {rank}" for rank in range(10)) == told(done.out, "out")
+    assert sorted(f"out {rank}" for rank in range(10)) == numbered_lines(done.out, "out")
 
 
 @pytest.mark.row(70)
@@ -77,7 +77,7 @@ def test_teed_lines_are_in_the_file_and_on_the_console_after_role_and_rank(peer:
     done = peer.run(TWO, "--role=trainer", "-t", "3", IN_LOGS, script(peer, SPEAK), env=QUICK)
 
     assert ["[trainer0]:out 0", "[trainer1]:out 1"] == sorted(done.out.splitlines())
-    assert ["[trainer0]:err 0", "[trainer1]:err 1"] == told(done.err, "err")
+    assert ["[trainer0]:err 0", "[trainer1]:err 1"] == numbered_lines(done.err, "err")
     assert "err 1\n" == kept(peer)["attempt_0/1/stderr.log"]
     assert 4 == len(kept(peer))
 
@@ -140,7 +140,7 @@ def test_a_rank_that_the_filter_leaves_out_is_in_its_files_only(peer: Peer) -> N
     done = peer.run(TWO, "-t", "1", "--local-ranks-filter=0", IN_LOGS, script(peer, SPEAK), env=QUICK)
 
     assert ["[default0]:out 0"] == done.out.splitlines()
-    assert ["err 0"] == told(done.err, "err")
+    assert ["err 0"] == numbered_lines(done.err, "err")
     assert {f"attempt_0/{rank}/stdout.log": f"out {rank}\n" for rank in (0, 1)} == kept(peer)
 
 
@@ -149,10 +149,10 @@ def test_a_rank_that_the_filter_leaves_out_is_in_its_files_only(peer: Peer) -> N
 def test_matching_lines_of_teed_streams_are_in_one_file_more(peer: Peer, shown: str, ranks: tuple[int, ...]) -> None:
     """The stdout of rank 2 is redirected, not tee'd."""
     path = script(peer, "for fruit in ('apple', 'pear', 'plum'):\n    print(fruit, RANK, flush=True)\n" + SPEAK)
-    words = ("--duplicate-stdout-filters=apple,lum", "--duplicate-stderr-filters=rr")
+    filters = ("--duplicate-stdout-filters=apple,lum", "--duplicate-stderr-filters=rr")
 
     options = [shown] if shown else []
-    peer.run("--nproc-per-node=3", "-t", "0:1,1:3", "-r", "2:1", *words, *options, IN_LOGS, path, env=QUICK)
+    peer.run("--nproc-per-node=3", "-t", "0:1,1:3", "-r", "2:1", *filters, *options, IN_LOGS, path, env=QUICK)
 
     found = kept(peer)
     expected = [f"[default{rank}]:{fruit} {rank}" for rank in ranks for fruit in ("apple", "plum")]
@@ -223,7 +223,7 @@ def test_launcher_writes_no_files_with_the_null_device_as_log_folder(peer: Peer)
     done = peer.run("--log-dir=/dev/null", "-r", "3", path, env={**QUICK, "TMPDIR": str(peer.folder / "tmp")})
 
     assert ["''", "out 0"] == done.out.splitlines()
-    assert ["err 0"] == told(done.err, "err")
+    assert ["err 0"] == numbered_lines(done.err, "err")
     assert [] == [*peer.folder.glob("tmp/torchelastic_*")]
 
 

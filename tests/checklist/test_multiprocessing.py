@@ -12,7 +12,7 @@ from tests.checklist.peers import Peer
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
-def told(peer: Peer, code: str) -> Any:
+def result_of(peer: Peer, code: str) -> Any:
     """Run a program, which must succeed; return the JSON in its last line."""
     done = peer.python(code)
     assert done.returncode == 0, done.err
@@ -36,7 +36,7 @@ def test_keys_other_than_0_to_n_1_are_a_runtime_error(peer: Peer, args: Any, env
 @pytest.mark.row(174)
 def test_a_wait_polls_or_ends_at_its_time_or_with_the_result(peer: Peer) -> None:
     """The worker runs until somebody opens the other end of what it reads."""
-    facts = told(
+    facts = result_of(
         peer,
         "import json, os, time\n"
         "from {elastic}.multiprocessing import DefaultLogsSpecs, start_processes\n"
@@ -100,7 +100,7 @@ def test_a_function_runs_by_each_start_method(peer: Peer) -> None:
 @pytest.mark.row(177, improvement=True)
 def test_a_second_start_is_refused_and_a_failed_start_leaves_no_process(peer: Peer) -> None:
     """The environment of the second process cannot be had, when torch has started the first one already."""
-    facts = told(
+    facts = result_of(
         peer,
         "import json\n"
         "from {elastic}.multiprocessing import DefaultLogsSpecs, start_processes\n"

@@ -96,8 +96,8 @@ def test_each_mode_computes_the_cpus_of_each_gpu(peer: Peer, tmp_path: Path, num
 
     found = wrapped(peer, tmp_path, *[(mode, gpu) for mode in EXPECTED for gpu in gpus], path=numactl)
 
-    told = iter(found)
-    assert EXPECTED == {mode: [next(told)[1].removeprefix("--physcpubind=") for _ in gpus] for mode in EXPECTED}
+    commands = iter(found)
+    assert EXPECTED == {mode: [next(commands)[1].removeprefix("--physcpubind=") for _ in gpus] for mode in EXPECTED}
 
 
 @pytest.mark.row(198)

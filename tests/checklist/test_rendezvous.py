@@ -44,11 +44,11 @@ def worlds(*nodes: Node) -> list[int]:
 def test_a_round_of_fixed_size_is_complete_when_all_have_joined(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         first, second = (cluster.node("2", last_call_timeout=300) for _ in range(2))
-        first.tell("next")
+        first.send("next")
         time.sleep(0.5)
         assert not first.has_answered()
 
-        second.tell("next")
+        second.send("next")
 
         assert [2, 2] == [node.answer(AT_ONCE)[1] for node in (first, second)]
 
@@ -59,9 +59,9 @@ def test_the_quiet_time_counts_from_the_last_join(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         nodes = [cluster.node("1:3", last_call_timeout=8) for _ in range(3)]
         for node in nodes[:2]:
-            node.tell("next")
+            node.send("next")
             time.sleep(5)
-        nodes[2].tell("next")
+        nodes[2].send("next")
 
         assert [3, 3, 3] == [node.answer(AT_ONCE)[1] for node in nodes]
 
@@ -89,7 +89,7 @@ def test_node_that_finds_no_others_in_time_fails_and_is_forgotten(peer: Peer) ->
         cluster.node("2")  # holds the store, and asks for nothing
         for kinds in ({"RendezvousTimeoutError"}, {"RendezvousTimeoutError", "RendezvousClosedError"}):
             with pytest.raises(Refused) as refused:  # were the first still there, the second would find it
-                cluster.node("2", join_timeout=3).ask("next")
+                cluster.node("2", join_timeout=3).request("next")
             assert kinds & set(refused.value.kinds)
 
 
@@ -97,8 +97,8 @@ def test_node_that_finds_no_others_in_time_fails_and_is_forgotten(peer: Peer) ->
 def test_a_late_node_is_let_in_where_there_is_room(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         first, late = (cluster.node("1:2", local_addr=where, last_call_timeout=3) for where in BACKWARDS[:2])
-        assert 1 == first.ask("next")[1]
-        late.tell("next")
+        assert 1 == first.request("next")[1]
+        late.send("next")
 
         assert [2, 2] == [world for _, world, *_ in let_in(late, [first])]
 
@@ -109,7 +109,7 @@ def test_a_late_node_of_a_full_job_waits_until_a_place_is_free(peer: Peer) -> No
     with Cluster(peer) as cluster:
         first, second, spare = (cluster.node("1:2", local_addr=where, **options) for where in BACKWARDS)
         assert [2, 2] == worlds(first, second)
-        spare.tell("next")
+        spare.send("next")
         assert seconds_until(first, "num_nodes_waiting", 1, 3) is None
         assert not spare.has_answered()
 
@@ -137,11 +137,11 @@ def test_a_spare_agent_ends_well_when_the_job_does(peer: Peer) -> None:
 def test_a_closed_job_takes_no_newcomers(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         first = cluster.node("1:2", last_call_timeout=1)
-        first.ask("next")
-        first.ask("set_closed")
+        first.request("next")
+        first.request("set_closed")
 
         with pytest.raises(Refused) as refused:
-            cluster.node("1:2", last_call_timeout=1).ask("next")
+            cluster.node("1:2", last_call_timeout=1).request("next")
         assert "RendezvousClosedError" in refused.value.kinds
 
 
@@ -154,11 +154,11 @@ def test_silent_node_is_dropped_after_interval_times_attempts(peer: Peer) -> Non
         for pid in tree_of(silent.process.pid):
             os.kill(pid, signal.SIGSTOP)
 
-        told = seconds_until(first, "num_nodes_waiting", 1, 15)
+        seconds = seconds_until(first, "num_nodes_waiting", 1, 15)
 
-        assert told is not None
-        assert 2 <= told
-        assert 1 == first.ask("next")[1]
+        assert seconds is not None
+        assert 2 <= seconds
+        assert 1 == first.request("next")[1]
 
 
 def tree_of(pid: int) -> list[int]:
@@ -207,7 +207,7 @@ def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: P
         assert 1 == len(before)
         killed.process.kill()
         replacement = cluster.node("2:3", local_addr="127.0.0.3", **options)
-        replacement.tell("next")
+        replacement.send("next")
         after = let_in(replacement, [host, other])
 
         assert [3, 3, 3] == [world for _, world, *_ in after]
@@ -219,8 +219,8 @@ def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: P
 def test_a_newcomer_that_is_sorted_first_has_the_same_master_as_the_others(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         first, newcomer = (cluster.node("1:2", local_addr=where, last_call_timeout=3) for where in BACKWARDS[:2])
-        first.ask("next")
-        newcomer.tell("next")
+        first.request("next")
+        newcomer.send("next")
 
         answers = let_in(newcomer, [first])
 
@@ -249,26 +249,26 @@ def test_closing_is_seen_by_all_nodes_and_shutdown_returns_its_success(peer: Pee
     with Cluster(peer) as cluster:
         host, client = (cluster.node("2") for _ in range(2))
         assert [2, 2] == worlds(host, client)
-        assert [False, False] == [node.ask("is_closed") for node in (host, client)]
-        client.ask("set_closed")
+        assert [False, False] == [node.request("is_closed") for node in (host, client)]
+        client.request("set_closed")
         assert seconds_until(host, "is_closed", True, 10) is not None
-        assert host.ask("shutdown") is True
+        assert host.request("shutdown") is True
 
         other = Cluster(peer)
         host, client = other.node("2"), other.node("2")
         assert [2, 2] == worlds(host, client)
         for pid in tree_of(host.process.pid):
             os.kill(pid, signal.SIGKILL)
-        assert client.ask("shutdown") is False
+        assert client.request("shutdown") is False
 
 
 @pytest.mark.row(141)
 def test_only_nodes_that_wait_for_a_place_are_counted(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         first = cluster.node("1:2", last_call_timeout=1)
-        first.ask("next")
-        assert 0 == first.ask("num_nodes_waiting")
-        cluster.node("1:2", last_call_timeout=1).tell("next")
+        first.request("next")
+        assert 0 == first.request("num_nodes_waiting")
+        cluster.node("1:2", last_call_timeout=1).send("next")
 
         assert seconds_until(first, "num_nodes_waiting", 1, 20) is not None
 
@@ -282,7 +282,7 @@ def test_a_clock_that_is_off_by_a_minute_does_no_harm(peer: Peer, tmp_path: path
         behind = cluster.node("1:3", variables=shifted(-60, tmp_path), local_addr=BACKWARDS[1], **options)
         assert [2, 2] == worlds(host, behind)
 
-        late.tell("next")
+        late.send("next")
 
         assert [3, 3, 3] == [world for _, world, *_ in let_in(late, [host, behind])]
 
@@ -315,7 +315,7 @@ def test_pickles_written_to_the_store_cannot_run_code(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         host = cluster.node("1:2", last_call_timeout=1)
         newcomer = cluster.node("1:2", join_timeout=4)
-        host.ask("next")
+        host.request("next")
         name, port = cluster.endpoint.split(":")
         stranger = importlib.import_module("torch.distributed").TCPStore(name, int(port), wait_for_workers=False)
         keys = stranger.list_keys()
@@ -324,8 +324,8 @@ def test_pickles_written_to_the_store_cannot_run_code(peer: Peer) -> None:
             for key in keys:
                 stranger.set(key, payload)
             stranger.check(keys)  # acknowledges what was written
-            host.tell("num_nodes_waiting")
-            newcomer.tell("next")
+            host.send("num_nodes_waiting")
+            newcomer.send("next")
             for node in (host, newcomer):
                 with contextlib.suppress(Refused, TimeoutError):  # a ruined store may cost a job more time than this
                     node.answer(6)

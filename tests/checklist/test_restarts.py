@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.checklist._workers import NEWCOMERS, QUICK, Team, came, names, script, summary
+from tests.checklist._workers import NEWCOMERS, QUICK, Team, names, script, summary, wait_for_files
 from tests.checklist.peers import REPORT, Peer
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
@@ -102,9 +102,9 @@ def test_keys_stored_in_one_attempt_are_missing_in_the_next(peer: Peer) -> None:
 
     done = peer.run("--max-restarts=1", path)
 
-    told = {name: (peer.folder / name).read_text() for name in names(peer, "*ed[01]") + names(peer, "found*")}
+    written = {name: (peer.folder / name).read_text() for name in names(peer, "*ed[01]") + names(peer, "found*")}
     assert 0 == done.returncode, done.err
-    assert {"found0": "False", "stored0": "True", "found1": "False", "stored1": "True"} == told
+    assert {"found0": "False", "stored0": "True", "found1": "False", "stored1": "True"} == written
 
 
 @pytest.mark.row(122, improvement=True)
@@ -138,7 +138,7 @@ def test_a_node_that_joins_uses_no_restart(peer: Peer) -> None:
     )
     team = Team(peer, ("--nnodes=1:2", "--max-restarts=0", path), NEWCOMERS, "last_call_timeout=1")
     first = team.node("a")
-    came(peer, "a.of1", of=first)
+    wait_for_files(peer, "a.of1", of=first)
     second = team.node("b")
 
     assert [0, 0] == [peer.finish(each).returncode for each in (first, second)]
@@ -156,7 +156,7 @@ def one_finished(peer: Peer, code: str, *options: str) -> tuple[subprocess.Popen
     )
     team = Team(peer, ("--nnodes=2", *options, path))
     finished, other = team.node("a"), team.node("b")
-    came(peer, "a.at-work", "b.at-work", of=other)
+    wait_for_files(peer, "a.at-work", "b.at-work", of=other)
     worker = int((peer.folder / "a.at-work").read_text())
     assert peer.wait_until(lambda: not runs(worker))
     return finished, other

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.checklist._workers import NEWCOMERS, QUICK, Team, came, names, script
+from tests.checklist._workers import NEWCOMERS, QUICK, Team, names, script, wait_for_files
 from tests.checklist.peers import LIMIT, Finished, Peer
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.14)]
@@ -26,7 +26,7 @@ AT_ONCE = 20.0
 def started(peer: Peer, code: str, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A job of two workers that are all at work."""
     process = peer.start(TWO, *options, script(peer, code), env={**QUICK, **(env or {})})
-    came(peer, "up0", "up1", of=process)
+    wait_for_files(peer, "up0", "up1", of=process)
     return process
 
 
@@ -70,7 +70,7 @@ def test_workers_get_the_launchers_signal_and_the_job_ends(
     done = ended_by(peer, process, signal.Signals[name])
 
     assert 1 == done.returncode, done.err
-    assert [f"told0.{name}", f"told1.{name}"] == names(peer, "told*"), done.err
+    assert [f"got0.{name}", f"got1.{name}"] == names(peer, "got*"), done.err
     assert facts.get("warning", "") in done.err
     assert facts.get("least", 0.0) <= done.seconds
     assert leaves_nothing(peer)
@@ -83,7 +83,7 @@ def test_the_shutdown_timeout_holds_also_when_a_peer_failed(peer: Peer) -> None:
 
     done = peer.run(TWO, "--shutdown-timeout=1", path, env=QUICK, limit=AT_ONCE)
 
-    assert (1, ["told0.SIGTERM"]) == (done.returncode, names(peer, "told*"))
+    assert (1, ["got0.SIGTERM"]) == (done.returncode, names(peer, "got*"))
     assert leaves_nothing(peer)
 
 
@@ -91,7 +91,7 @@ def test_the_shutdown_timeout_holds_also_when_a_peer_failed(peer: Peer) -> None:
 def test_three_rapid_interrupts_leave_no_orphan(peer: Peer) -> None:
     process = started(peer, IGNORES, NEVER)
     process.send_signal(signal.SIGINT)
-    came(peer, "told0.SIGINT", "told1.SIGINT")
+    wait_for_files(peer, "got0.SIGINT", "got1.SIGINT")
     for _ in range(2):
         if not peer.wait_until(lambda: process.poll() is not None, 0.3):  # as fast as one hits Ctrl-C
             process.send_signal(signal.SIGINT)
@@ -181,7 +181,7 @@ def test_a_replacement_can_join_after_a_node_was_ended_by_a_signal(peer: Peer) -
     team = Team(peer, ("--nnodes=1:2", path), NEWCOMERS, conf)
 
     stays, lost = team.node("stays"), team.node("lost")
-    came(peer, "lost.last", "stays.of2", of=lost)
+    wait_for_files(peer, "lost.last", "stays.of2", of=lost)
     ended = ended_by(peer, lost, signal.SIGTERM)
     new = team.node("new")
 

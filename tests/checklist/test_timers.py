@@ -17,7 +17,7 @@ from tests.checklist.peers import Peer
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
-def told(peer: Peer, code: str, *args: str, **env: str) -> Any:
+def printed_json(peer: Peer, code: str, *args: str, **env: str) -> Any:
     """Run a program; return the JSON that it prints."""
     done = peer.python(code, *args, env=env)
     assert done.returncode == 0, done.err
@@ -90,7 +90,7 @@ def test_argument_for_stuck_workers_beats_the_variable(
     worker.chmod(0o755)
     options = {} if argument is None else {"uninterruptible_state_timeout": argument}
 
-    state = told(peer, SLEEPER, json.dumps(options), **({} if variable is None else {VARIABLE: variable}))
+    state = printed_json(peer, SLEEPER, json.dumps(options), **({} if variable is None else {VARIABLE: variable}))
 
     assert found == (state != "SUCCEEDED")
     assert 1 == len((peer.folder / "ran").read_text().splitlines()), "a worker that is stuck is not restarted"
@@ -107,25 +107,25 @@ from {elastic} import timer
 
 class Client(timer.TimerClient):
     def acquire(self, scope_id, expiration_time):
-        told.append(["acquire", scope_id, 59 < expiration_time - time.time() <= 60])
+        events.append(["acquire", scope_id, 59 < expiration_time - time.time() <= 60])
     def release(self, scope_id):
-        told.append(["release", scope_id])
+        events.append(["release", scope_id])
 
-told = []
+events = []
 try:
     with timer.expires(after=60, scope="no client"):
-        told.append("entered")
+        events.append("entered")
 except RuntimeError:
-    told.append("refused")
+    events.append("refused")
 timer.configure(Client())
 with timer.expires(after=60, scope="ends well"):
-    told.append("inside")
+    events.append("inside")
 try:
     with timer.expires(after=60, scope="raises"):
         raise KeyError
 except KeyError:
-    told.append("raised")
-print(json.dumps(told))
+    events.append("raised")
+print(json.dumps(events))
 """
 
     assert [
@@ -136,7 +136,7 @@ print(json.dumps(told))
         ["acquire", "raises", True],
         ["release", "raises"],
         "raised",
-    ] == told(peer, code)
+    ] == printed_json(peer, code)
 
 
 @pytest.mark.row(188)
@@ -149,27 +149,27 @@ def late(queue):
     with timer.expires(after=0.1, client=timer.LocalTimerClient(queue)):
         signal.pause()
 
-def early(queue, late_one_is_gone):
+def early(queue, late_has_ended):
     with timer.expires(after=0.1, client=timer.LocalTimerClient(queue)):
         pass
     with timer.expires(after=1000, client=timer.LocalTimerClient(queue)):
-        late_one_is_gone.wait()
+        late_has_ended.wait()
 
 context = multiprocessing.get_context("fork")
-queue, late_one_is_gone = context.Queue(), context.Event()
-workers = [context.Process(target=late, args=(queue,)), context.Process(target=early, args=(queue, late_one_is_gone))]
+queue, late_has_ended = context.Queue(), context.Event()
+workers = [context.Process(target=late, args=(queue,)), context.Process(target=early, args=(queue, late_has_ended))]
 for worker in workers:
     worker.start()
 server = timer.LocalTimerServer(queue, max_interval=0.05)
 server.start()
 workers[0].join()
-late_one_is_gone.set()
+late_has_ended.set()
 workers[1].join()
 server.stop()
 print(json.dumps([worker.exitcode for worker in workers]))
 """
 
-    assert [-signal.SIGKILL, 0] == told(peer, code)
+    assert [-signal.SIGKILL, 0] == printed_json(peer, code)
 
 
 @pytest.mark.row(189)
@@ -293,7 +293,7 @@ class Connection(http.client.HTTPConnection):
         self.sock.settimeout(30)
         self.sock.connect("served")
 
-def ask():
+def ping():
     try:
         connection = Connection("localhost")
         connection.request("POST", "/handler/ping")
@@ -303,17 +303,17 @@ def ask():
 
 @worker_main()
 def main():
-    return ask()
+    return ping()
 
-print(json.dumps([main(), ask()]))
+print(json.dumps([main(), ping()]))
 """
 
 
 @pytest.mark.row(196)
 def test_worker_main_serves_the_named_socket_while_the_function_runs(peer: Peer) -> None:
-    assert ["pong", "ConnectionRefusedError"] == told(peer, SERVED, TORCH_WORKER_SERVER_SOCKET="served")
+    assert ["pong", "ConnectionRefusedError"] == printed_json(peer, SERVED, TORCH_WORKER_SERVER_SOCKET="served")
 
 
 @pytest.mark.row(196)
 def test_worker_main_without_a_socket_just_runs_the_function(peer: Peer) -> None:
-    assert ["FileNotFoundError", "FileNotFoundError"] == told(peer, SERVED)
+    assert ["FileNotFoundError", "FileNotFoundError"] == printed_json(peer, SERVED)

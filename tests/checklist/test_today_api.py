@@ -10,7 +10,7 @@ from tests.checklist.test_today_command import TODAY
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 
-def said(peer: Peer, code: str, *args: str) -> list[str]:
+def printed_lines(peer: Peer, code: str, *args: str) -> list[str]:
     """The lines that a program prints; it must end well."""
     done = peer.python(code, *args)
     assert done.returncode == 0, done.err
@@ -35,7 +35,7 @@ def fails(): raise KeyError("bad")
 
 @pytest.mark.row(212, since=TODAY)
 def test_an_error_handler_knows_the_functions_name_before_it_begins(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         HANDLER + "print(errors.record(works, Telling())())\n"
         "print(errors.record(partial(int, '8'), Telling())())\n"
@@ -49,7 +49,7 @@ def test_an_error_handler_knows_the_functions_name_before_it_begins(peer: Peer) 
 
 @pytest.mark.row(213, since=TODAY)
 def test_error_handler_that_fails_at_success_fails_no_function(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         HANDLER + "Telling.raises = True\n"
         "try: errors.record(works, Telling())()\n"
@@ -78,12 +78,12 @@ print("SIGSEGV) received by PID 70" in errors.ChildFailedError("train", failures
 
 @pytest.mark.row(214, since=TODAY)
 def test_an_error_handler_adds_to_the_message_of_a_signal_and_may_fail(peer: Peer) -> None:
-    assert ["1 1", "True"] == said(peer, ENRICHED)
+    assert ["1 1", "True"] == printed_lines(peer, ENRICHED)
 
 
 @pytest.mark.row(215, since=TODAY)
 def test_a_dynamic_handler_knows_the_time_between_repeated_writes(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "from datetime import timedelta\n"
         "from torch.distributed import HashStore\n"
@@ -104,7 +104,7 @@ def test_a_dynamic_handler_knows_the_time_between_repeated_writes(peer: Peer) ->
 
 @pytest.mark.row(216, since=TODAY)
 def test_the_helpers_of_the_binding_speak_of_any_device(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import inspect\n"
         "from {numa} import binding\n"
@@ -118,12 +118,12 @@ def test_the_helpers_of_the_binding_speak_of_any_device(peer: Peer) -> None:
 
 @pytest.mark.row(217, since=TODAY)
 def test_free_port_is_free_on_all_addresses_and_does_not_listen(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import socket\n"
         "from {elastic}.utils.distributed import get_free_port, get_socket_with_port\n"
-        "with get_socket_with_port() as held:\n"
-        "    port = held.getsockname()[1]\n"
+        "with get_socket_with_port() as bound:\n"
+        "    port = bound.getsockname()[1]\n"
         "    for address in ('127.0.0.1', '127.0.0.2'):\n"
         "        with socket.socket() as other:\n"
         "            try: other.bind((address, port))\n"
@@ -139,17 +139,17 @@ def test_free_port_is_free_on_all_addresses_and_does_not_listen(peer: Peer) -> N
 @pytest.mark.row(218, improvement=True)
 def test_a_port_that_was_taken_meanwhile_is_worth_another_one(peer: Peer) -> None:
     """torch 2.15 tries again only where the port is given, and so the same one."""
-    lines = said(
+    lines = printed_lines(
         peer,
         "import torch.distributed as dist\n"
-        "plain, asked = dist.TCPStore, []\n"
+        "plain, attempts = dist.TCPStore, []\n"
         "def taken_once(*args, **options):\n"
-        "    asked.append(args)\n"
-        "    if len(asked) == 1: raise dist.DistNetworkError('EADDRINUSE, message: address already in use')\n"
+        "    attempts.append(args)\n"
+        "    if len(attempts) == 1: raise dist.DistNetworkError('EADDRINUSE, message: address already in use')\n"
         "    return plain(*args, **options)\n"
         "dist.TCPStore = taken_once\n"
         "from {elastic}.utils.distributed import create_c10d_store\n"
-        "print(create_c10d_store(True, 'localhost', wait_for_workers=False).port > 0, len(asked))\n",
+        "print(create_c10d_store(True, 'localhost', wait_for_workers=False).port > 0, len(attempts))\n",
     )
 
     assert ["True 2"] == lines
@@ -179,7 +179,7 @@ if __name__ == "__main__":
     print(elastic_launch(config, work)())
 """
 
-    assert ["{0: 7}"] == said(peer, code)
+    assert ["{0: 7}"] == printed_lines(peer, code)
 
 
 STARTED = """
@@ -193,7 +193,7 @@ def start(entrypoint, args, envs):
 
 @pytest.mark.row(220, since=TODAY)
 def test_an_interrupted_child_has_failed_and_ends_with_130(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         STARTED + "if __name__ == '__main__':\n"
         "    result = start(interrupted, {0: ()}, {0: {}}).wait(60)\n"
@@ -206,7 +206,7 @@ def test_an_interrupted_child_has_failed_and_ends_with_130(peer: Peer) -> None:
 @pytest.mark.row(221)
 @pytest.mark.parametrize("entrypoint", ["interrupted", "'true'"])
 def test_no_arguments_at_all_start_nothing_and_have_an_empty_result(peer: Peer, entrypoint: str) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         STARTED + "if __name__ == '__main__':\n"
         f"    result = start({entrypoint}, {{}}, {{}}).wait(60)\n"
@@ -243,12 +243,12 @@ if __name__ == "__main__":
     print(elastic_launch(LaunchConfig(**given), work)())
 """
 
-    assert ["{0: 7}"] == said(peer, code, str(free_port()))
+    assert ["{0: 7}"] == printed_lines(peer, code, str(free_port()))
 
 
 @pytest.mark.row(223)
 def test_a_timer_server_that_was_stopped_can_be_started_again(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import multiprocessing\n"
         "from {elastic}.timer import LocalTimerServer\n"
@@ -264,7 +264,7 @@ def test_a_timer_server_that_was_stopped_can_be_started_again(peer: Peer) -> Non
 
 @pytest.mark.row(224)
 def test_the_time_of_a_failure_is_in_whole_seconds(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import json\n"
         "from {elastic}.multiprocessing.errors import ProcessFailure\n"
@@ -279,7 +279,7 @@ def test_the_time_of_a_failure_is_in_whole_seconds(peer: Peer) -> None:
 
 @pytest.mark.row(225)
 def test_an_error_handler_turns_the_fault_handler_on(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import faulthandler\n"
         "from {elastic}.multiprocessing.errors import get_error_handler\n"
@@ -293,7 +293,7 @@ def test_an_error_handler_turns_the_fault_handler_on(peer: Peer) -> None:
 
 @pytest.mark.row(226)
 def test_failed_workers_without_an_error_file_leave_none_in_the_launcher(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import os\n"
         "from {elastic}.multiprocessing.errors import ChildFailedError, ProcessFailure, record\n"
@@ -308,7 +308,7 @@ def test_failed_workers_without_an_error_file_leave_none_in_the_launcher(peer: P
 
 @pytest.mark.row(227)
 def test_start_takes_any_iterable_as_a_ranks_arguments(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         STARTED + "def adds(one, two): return one + two\n"
         "if __name__ == '__main__':\n"
@@ -320,7 +320,7 @@ def test_start_takes_any_iterable_as_a_ranks_arguments(peer: Peer) -> None:
 
 @pytest.mark.row(228)
 def test_environment_value_outside_the_choices_is_accepted(peer: Peer) -> None:
-    lines = said(
+    lines = printed_lines(
         peer,
         "import argparse, os\n"
         "from {distributed}.argparse_util import env\n"
