@@ -50,11 +50,11 @@ def test_own_text_becomes_a_valid_name(text: str) -> None:
 
 
 def refused(times: list[float], kind: str = "report") -> list[str | None]:
-    refusals, said = Refusals(most=2, span=60.0), []
+    refusals, lines = Refusals(most=2, span=60.0), []
     for now in times:
         refusals, line = refusals.refuse(kind, "why", now)
-        said.append(line)
-    return said
+        lines.append(line)
+    return lines
 
 
 def test_first_refusals_are_logged_and_the_rest_are_counted() -> None:

@@ -73,8 +73,8 @@ class Scripted(SimpleElasticAgent):
     """Its workers behave as *rounds* tell: for each round what one look after the other finds."""
 
     def __init__(self, spec: WorkerSpec, rounds: Sequence[Sequence[Look]], **options: Any) -> None:
-        self.said: list[records.Record] = []
-        super().__init__(spec, shutdown_timeout=7.0, sink=self.said.append, **options)
+        self.reported: list[records.Record] = []
+        super().__init__(spec, shutdown_timeout=7.0, sink=self.reported.append, **options)
         self.rounds = [list(looks) for looks in rounds]
         self.calls: list[Any] = []
         self.at_start: Callable[[WorkerGroup], None] = lambda group: None
@@ -101,7 +101,7 @@ END = ("shutdown", signal.SIGTERM, 7.0)
 
 def for_people(agent: Scripted) -> list[records.Record]:
     """Return the records that a log at INFO shows."""
-    return [record for record in agent.said if record.level >= logging.INFO]
+    return [record for record in agent.reported if record.level >= logging.INFO]
 
 
 def run(agent: SimpleElasticAgent) -> RunResult:
@@ -175,8 +175,8 @@ def test_hooks_are_called_round_by_round_and_the_last_decides(name: str, make: M
 def test_agent_that_cannot_work_requests_no_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would stop their workers for it."""
     agent = make([succeeded()])
-    asked: list[int] = []
-    monkeypatch.setattr(agent._member, "join", lambda slots, role: asked.append(slots))
+    joined: list[int] = []
+    monkeypatch.setattr(agent._member, "join", lambda slots, role: joined.append(slots))
 
     def find_no_room() -> None:
         raise LogDirError("log_dir='/logs' cannot be used: No space left on device")
@@ -186,7 +186,7 @@ def test_agent_that_cannot_work_requests_no_ranks(make: Make, monkeypatch: pytes
     with pytest.raises(LogDirError):
         run(agent)
 
-    assert ([], [END]) == (asked, agent.calls)
+    assert ([], [END]) == (joined, agent.calls)
 
 
 def test_rounds_and_restarts_are_counted_in_the_group(make: Make) -> None:
@@ -352,16 +352,16 @@ def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
 def test_agent_whose_job_was_ended_sends_no_leave(make: Make) -> None:
     agent = make([RunResult(WorkerState.HEALTHY)] * 10_000)
     member: Any = agent._member
-    told: list[Any] = []
+    leaves: list[Any] = []
     post = member.post
     agent.at_start = lambda group: post(Close(member.node, "an operator wants it"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(member, "post", lambda each: told.append(each) if isinstance(each, Leave) else post(each))
+        patch.setattr(member, "post", lambda each: leaves.append(each) if isinstance(each, Leave) else post(each))
         with pytest.raises(RendezvousClosedError, match="an operator wants it"):
             run(agent)
 
-    assert told == []
+    assert leaves == []
 
 
 def test_agent_with_watched_descriptors_is_woken_and_does_not_poll(make: Make) -> None:
@@ -452,7 +452,7 @@ def test_stop_names_the_earliest_failure_as_its_reason(make: Make) -> None:
 
     run(agent)
 
-    (stopping,) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
+    (stopping,) = (each for each in agent.reported if isinstance(each, records.WorkersStopping))
     assert stopping.why == "rank 1: a bad value"
 
 
@@ -470,26 +470,26 @@ def test_a_node_that_was_not_needed_shares_the_success(make: Make) -> None:
 # A membership as the test wants it.
 
 
-class Told:
-    """A membership that says one of the words it was given each time it is asked (None: nothing)."""
+class ScriptedMember:
+    """A membership that returns one of the events it was given at each `drain` (None: nothing)."""
 
-    def __init__(self, *words: MembershipEvent | Exception | None) -> None:
+    def __init__(self, *events: MembershipEvent | Exception | None) -> None:
         self.node = "n1/1-a"
-        self.words = deque(words)
-        self.told: list[tuple[Any, ...]] = []
+        self.events = deque(events)
+        self.calls: list[tuple[Any, ...]] = []
         self.bound: socket.socket | None = None
         self.wait: float | None = None
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
 
     def join(self, slots: int, role: str) -> None:
-        self.told.append(("join", slots, role))
+        self.calls.append(("join", slots, role))
 
     def post(self, report: WorkerReport) -> None:
         failures = [[note.rank for note in report.failures]] if isinstance(report, Failed | Stopped) else []
-        self.told.append((type(report).__name__.lower(), report.round, *failures))
+        self.calls.append((type(report).__name__.lower(), report.round, *failures))
 
     def guard(self, handle: int) -> None:
-        self.told.append(("guard", handle))
+        self.calls.append(("guard", handle))
 
     def listener(self) -> socket.socket | None:
         found, self.bound = self.bound, None
@@ -502,10 +502,10 @@ class Told:
         return self.wait
 
     def drain(self) -> list[MembershipEvent]:
-        word = self.words.popleft() if self.words else None
-        if isinstance(word, Exception):
-            raise word
-        return [] if word is None else [word]
+        event = self.events.popleft() if self.events else None
+        if isinstance(event, Exception):
+            raise event
+        return [] if event is None else [event]
 
     def close(self) -> None:
         os.close(self.ready)
@@ -519,12 +519,14 @@ JOINED_AGAIN = [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer
 
 
 @pytest.fixture
-def assigned() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
-    """Makes agents whose membership says what it is given."""
-    made: list[Told] = []
+def assigned() -> Iterator[Callable[..., tuple[Scripted, ScriptedMember]]]:
+    """Makes agents whose membership returns what it is given."""
+    made: list[ScriptedMember] = []
 
-    def new(words: Sequence[MembershipEvent | Exception | None], *rounds: Sequence[Look]) -> tuple[Scripted, Told]:
-        member = Told(*words)
+    def new(
+        events: Sequence[MembershipEvent | Exception | None], *rounds: Sequence[Look]
+    ) -> tuple[Scripted, ScriptedMember]:
+        member = ScriptedMember(*events)
         made.append(member)
         spec = WorkerSpec(
             "trainer", 2, Rendezvous("job", "c10d", member), entrypoint="train.py", monitor_interval=0.001
@@ -536,12 +538,12 @@ def assigned() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
         member.close()
 
 
-Assigned = Callable[..., tuple[Scripted, Told]]
+Assigned = Callable[..., tuple[Scripted, ScriptedMember]]
 
 
 def stopping_of(agent: Scripted) -> records.WorkersStopping:
     """Return the record of its first stop."""
-    return next(each for each in agent.said if isinstance(each, records.WorkersStopping))
+    return next(each for each in agent.reported if isinstance(each, records.WorkersStopping))
 
 
 def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_again(assigned: Assigned) -> None:
@@ -552,7 +554,7 @@ def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_again(assigned
     run(agent)
 
     assert (stopping_of(agent).why, stopping_of(agent).grace) == (LOST.why, 1.5)
-    assert member.told[:3] == JOINED_AGAIN
+    assert member.calls[:3] == JOINED_AGAIN
 
 
 def test_lost_contact_gives_no_more_time_than_the_launch_does(assigned: Assigned) -> None:
@@ -570,7 +572,7 @@ def test_contact_lost_before_dead_workers_is_reported_first(assigned: Assigned) 
 
     run(agent)
 
-    assert "failed" not in [told[0] for told in member.told]
+    assert "failed" not in [call[0] for call in member.calls]
 
 
 def test_contact_lost_during_a_stop_is_reported_first(assigned: Assigned) -> None:
@@ -590,7 +592,7 @@ def test_ranks_received_together_with_lost_contact_start_no_workers(assigned: As
 
     run(agent)
 
-    assert (agent.calls, member.told) == ([END], JOINED_AGAIN)
+    assert (agent.calls, member.calls) == ([END], JOINED_AGAIN)
 
 
 def test_ranks_received_before_the_next_join_start_no_workers(assigned: Assigned) -> None:
@@ -603,7 +605,7 @@ def test_ranks_received_before_the_next_join_start_no_workers(assigned: Assigned
     run(agent)
 
     assert agent.calls == [END]
-    assert member.told == [("join", 2, "trainer"), ("join", 2, "trainer")]
+    assert member.calls == [("join", 2, "trainer"), ("join", 2, "trainer")]
 
 
 def no_start(group: WorkerGroup) -> None:
@@ -616,7 +618,7 @@ def test_start_that_fails_because_contact_was_lost_raises_no_error(assigned: Ass
 
     run(agent)
 
-    assert member.told == JOINED_AGAIN
+    assert member.calls == JOINED_AGAIN
 
 
 def test_a_start_that_fails_by_itself_is_an_error(assigned: Assigned) -> None:
@@ -643,7 +645,7 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
     def drain() -> list[MembershipEvent]:
         if any(call[0] == "shutdown" for call in agent.calls):
             raise RendezvousConnectionError("gone")
-        return Told.drain(member)
+        return ScriptedMember.drain(member)
 
     agent, member = assigned([NODES], [interrupt, HEALTHY])
     member.drain = drain  # type: ignore[method-assign]
@@ -657,7 +659,7 @@ def test_polled_rendezvous_is_read_although_no_descriptor_is_readable(assigned: 
     agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     os.eventfd_read(member.ready)
     member.wait = 0.001
-    member.words.append(Final(False, "over", kind="timeout"))
+    member.events.append(Final(False, "over", kind="timeout"))
 
     with pytest.raises(RendezvousTimeoutError):
         run(agent)
@@ -685,10 +687,10 @@ def test_failures_of_a_left_round_are_not_those_of_the_end(assigned: Assigned) -
     assert set(result.failures) == {0}
 
 
-@pytest.mark.parametrize("word", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
-def test_results_of_a_round_repeated_elsewhere_are_an_error(word: MembershipEvent, assigned: Assigned) -> None:
+@pytest.mark.parametrize("event", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
+def test_results_of_a_round_repeated_elsewhere_are_an_error(event: MembershipEvent, assigned: Assigned) -> None:
     final = Final(True, "all 2 nodes succeeded in round 1", round=1)
-    agent, _ = assigned([NODES, None, None, word, final], [succeeded()])
+    agent, _ = assigned([NODES, None, None, event, final], [succeeded()])
 
     with pytest.raises(
         RendezvousGracefulExitError, match="results of round 0 were discarded: all 2 nodes succeeded in"
@@ -704,7 +706,7 @@ def test_results_are_kept_though_contact_was_lost(times: int, assigned: Assigned
     result = run(agent)
 
     assert result == succeeded()
-    assert [("join", 2, "trainer"), *[("succeeded", 0)] * times, ("join", 2, "trainer")] == member.told
+    assert [("join", 2, "trainer"), *[("succeeded", 0)] * times, ("join", 2, "trainer")] == member.calls
 
 
 def test_success_without_this_node_is_reported_though_workers_ran(assigned: Assigned) -> None:
@@ -713,14 +715,14 @@ def test_success_without_this_node_is_reported_though_workers_ran(assigned: Assi
     result = run(agent)
 
     assert result == RunResult(WorkerState.SUCCEEDED, {})
-    assert records.NotNeeded in [type(record) for record in agent.said]
+    assert records.NotNeeded in [type(record) for record in agent.reported]
 
 
 HOST_LOST = "host n2 was lost in 3 rounds in a row before any worker succeeded; no restarts are allowed"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("events", "expected"),
     [
         ([Final(False, HOST_LOST, kind="timeout")], RendezvousTimeoutError),
         ([Final(False, HOST_LOST, kind="closed")], RendezvousClosedError),
@@ -731,9 +733,9 @@ HOST_LOST = "host n2 was lost in 3 rounds in a row before any worker succeeded; 
     ids=["timeout", "closed", "refused", "failed", "failed after a round"],
 )
 def test_an_end_that_no_worker_caused_is_raised(
-    words: Sequence[MembershipEvent | None], expected: type[Exception], assigned: Assigned
+    events: Sequence[MembershipEvent | None], expected: type[Exception], assigned: Assigned
 ) -> None:
-    agent, _ = assigned(words, [HEALTHY] * 9)
+    agent, _ = assigned(events, [HEALTHY] * 9)
 
     with pytest.raises(expected, match=HOST_LOST):
         run(agent)
@@ -849,10 +851,10 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
 
 
 def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:
-    asked: list[tuple[NodeJob, float | None]] = []
+    connected: list[tuple[NodeJob, float | None]] = []
 
     def connect(job: NodeJob, *, stall: float | None = None) -> NodeClient:
-        asked.append((job, stall))
+        connected.append((job, stall))
         exchange = MemoryExchange()
         host = CoordinatorHost(exchange.clone(), job.rules, run_id="job", name="a")
         host.start()
@@ -873,7 +875,7 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
     with pytest.raises(RendezvousClosedError, match="the job is over"):
         run(agent)
 
-    [(taken, stall)] = asked
+    [(taken, stall)] = connected
     assert ("n2", 7, None) == (taken.node.split("/")[0], taken.max_restarts, stall)
     assert (True, -1) == (handler.is_closed(), agent._member.fileno())
     hosts[0].close()

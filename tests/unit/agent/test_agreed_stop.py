@@ -109,12 +109,12 @@ def test_stop_is_checked_in_time() -> None:
     course = Course(1, 0, 0)
     begun = course.stop.poll_timeout(110.0)
     course.ask()
-    asked = course.stop.poll_timeout(100.0)
+    requested = course.stop.poll_timeout(100.0)
     course.stop.counted(110.0)
     counted = course.stop.poll_timeout(110.0)
     course.stop.falls_due(125.0)
 
-    assert (15.0, pytest.approx(0.02), 15.0, None) == (begun, asked, counted, course.stop.poll_timeout(126.0))
+    assert (15.0, pytest.approx(0.02), 15.0, None) == (begun, requested, counted, course.stop.poll_timeout(126.0))
 
 
 @pytest.mark.parametrize(

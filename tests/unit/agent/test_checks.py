@@ -47,7 +47,7 @@ def test_an_argument_that_cannot_be_is_refused_before_anything_is_prepared(
     rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, name: str, value: object, rule: str
 ) -> None:
     prepared: list[object] = []
-    monkeypatch.setattr("elasticlib.agent._local.prepare_workers", lambda *asked: prepared.append(asked))
+    monkeypatch.setattr("elasticlib.agent._local.prepare_workers", lambda *arguments: prepared.append(arguments))
     spec = WorkerSpec("trainer", 1, rendezvous, entrypoint=print)
     options: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), name: value}
 
@@ -81,7 +81,7 @@ def test_a_path_where_no_pipe_can_be_is_refused_before_the_nodes_meet(
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", "/no/such/folder/timers")
     joined: list[object] = []
-    monkeypatch.setattr(rendezvous.member, "join", lambda *asked: joined.append(asked))
+    monkeypatch.setattr(rendezvous.member, "join", lambda *arguments: joined.append(arguments))
     agent = LocalElasticAgent(WorkerSpec("trainer", 1, rendezvous, entrypoint=print), DefaultLogsSpecs())
 
     with pytest.raises(ConfigError, match="TORCHELASTIC_TIMER_FILE='/no/such/folder/timers'"):

@@ -46,7 +46,7 @@ class Machine:
 
 
 @pytest.fixture
-def said() -> list[records.Record]:
+def reported() -> list[records.Record]:
     return []
 
 
@@ -60,12 +60,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def make(machine: Machine, said: list[records.Record]) -> Iterator[Make]:
+def make(machine: Machine, reported: list[records.Record]) -> Iterator[Make]:
     made = list[GpuMemory]()
 
     def new(**environment: str) -> GpuMemory:
         whole = {**os.environ, "NVML_STATE": str(machine.path), **environment}
-        memory = GpuMemory(whole, said.append, clock=lambda: machine.now)
+        memory = GpuMemory(whole, reported.append, clock=lambda: machine.now)
         made.append(memory)
         memory.open()
         return memory
@@ -94,16 +94,16 @@ def looked(memory: GpuMemory) -> float | None:
     return memory.look()
 
 
-def test_free_memory_costs_one_reading(make: Make, said: list[records.Record]) -> None:
+def test_free_memory_costs_one_reading(make: Make, reported: list[records.Record]) -> None:
     memory = after_workers(make())
     memory.begin()
 
     assert looked(memory) is None
-    assert [records.GpuMemoryFree(0.0)] == said
+    assert [records.GpuMemoryFree(0.0)] == reported
 
 
 def test_workers_wait_until_driver_freed_memory_of_previous_workers(
-    make: Make, machine: Machine, said: list[records.Record]
+    make: Make, machine: Machine, reported: list[records.Record]
 ) -> None:
     memory = after_workers(make())
     machine.uses(BLOCK, 0)
@@ -116,11 +116,11 @@ def test_workers_wait_until_driver_freed_memory_of_previous_workers(
     machine.uses(TOLERANCE, 0)
     assert looked(memory) is None
 
-    assert [records.GpuMemoryFree(0.5)] == said
+    assert [records.GpuMemoryFree(0.5)] == reported
 
 
 def test_the_answer_to_an_interrupted_wait_does_not_end_the_next_one(
-    make: Make, machine: Machine, said: list[records.Record]
+    make: Make, machine: Machine, reported: list[records.Record]
 ) -> None:
     memory = after_workers(make())
     machine.uses(BLOCK, 0)
@@ -131,7 +131,7 @@ def test_the_answer_to_an_interrupted_wait_does_not_end_the_next_one(
     assert looked(memory) is not None
     machine.uses(0, 0)
     assert looked(memory) is None
-    assert [records.GpuMemoryFree(0.0)] == said
+    assert [records.GpuMemoryFree(0.0)] == reported
 
 
 def test_memory_of_an_interrupted_wait_is_waited_for_again(make: Make, machine: Machine) -> None:
@@ -145,7 +145,7 @@ def test_memory_of_an_interrupted_wait_is_waited_for_again(make: Make, machine: 
 
 
 def test_memory_never_freed_is_reported_once_and_not_awaited_again(
-    make: Make, machine: Machine, said: list[records.Record]
+    make: Make, machine: Machine, reported: list[records.Record]
 ) -> None:
     memory = after_workers(make(**{TIMEOUT: "0.25"}))
     machine.uses(0, BLOCK)
@@ -155,11 +155,11 @@ def test_memory_never_freed_is_reported_once_and_not_awaited_again(
     memory.begin()
     assert looked(memory) is None
 
-    assert [records.GpuMemoryHeld({"GPU 1": BLOCK}, 0.25), records.GpuMemoryFree(0.0)] == said
-    assert "GPU 1 holds 2,048 MiB more than before the first workers" in str(said[0])
+    assert [records.GpuMemoryHeld({"GPU 1": BLOCK}, 0.25), records.GpuMemoryFree(0.0)] == reported
+    assert "GPU 1 holds 2,048 MiB more than before the first workers" in str(reported[0])
 
 
-def test_a_driver_that_hangs_costs_the_limit_once(make: Make, machine: Machine, said: list[records.Record]) -> None:
+def test_a_driver_that_hangs_costs_the_limit_once(make: Make, machine: Machine, reported: list[records.Record]) -> None:
     memory = after_workers(make())
     machine.hangs()
     memory.begin()
@@ -169,11 +169,11 @@ def test_a_driver_that_hangs_costs_the_limit_once(make: Make, machine: Machine, 
     memory.begin()
     assert memory.look() is None
 
-    assert [records.GpuMemoryUnknown("the driver has not answered for 30 s")] == said
+    assert [records.GpuMemoryUnknown("the driver has not answered for 30 s")] == reported
 
 
 def test_a_driver_that_hung_from_the_first_is_never_waited_for(
-    make: Make, machine: Machine, said: list[records.Record]
+    make: Make, machine: Machine, reported: list[records.Record]
 ) -> None:
     machine.hangs()
     memory = make()
@@ -181,7 +181,7 @@ def test_a_driver_that_hung_from_the_first_is_never_waited_for(
     memory.begin()
 
     assert memory.look() is None
-    assert [] == said
+    assert [] == reported
 
 
 def test_a_lost_gpu_does_not_hide_the_other(make: Make, machine: Machine) -> None:
@@ -201,18 +201,18 @@ def test_gpus_that_workers_do_not_see_are_not_waited_for(make: Make, machine: Ma
     assert looked(memory) is None
 
 
-def test_driver_that_refuses_is_reported_once(make: Make, said: list[records.Record]) -> None:
+def test_driver_that_refuses_is_reported_once(make: Make, reported: list[records.Record]) -> None:
     memory = make(NVML_BREAKS="Driver/library version mismatch")
     assert answers(memory)
     memory.begin()
     memory.begin()
 
     assert memory.look() is None
-    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == said
+    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == reported
 
 
 def test_a_program_that_ends_before_its_first_request_keeps_its_reason(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+    make: Make, reported: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(command: list[str], environment: dict[str, str], descriptor: int) -> Process:
         process = spawn(command, environment, descriptor)
@@ -225,17 +225,17 @@ def test_a_program_that_ends_before_its_first_request_keeps_its_reason(
     memory.begin()
 
     assert memory.look() is None
-    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == said
+    assert [records.GpuMemoryUnknown("NVMLError: Driver/library version mismatch")] == reported
 
 
-def test_a_reading_program_that_is_killed_amid_a_wait_ends_the_wait(make: Make, said: list[records.Record]) -> None:
+def test_a_reading_program_that_is_killed_amid_a_wait_ends_the_wait(make: Make, reported: list[records.Record]) -> None:
     memory = after_workers(make())
     assert memory._process is not None
     memory._process.kill()
     memory.begin()
 
     assert memory.look() is None
-    assert [records.GpuMemoryUnknown("the program that reads it has exited")] == said
+    assert [records.GpuMemoryUnknown("the program that reads it has exited")] == reported
 
 
 def test_nothing_of_it_is_left_after_its_end_even_where_the_driver_hangs(make: Make, machine: Machine) -> None:
@@ -271,7 +271,7 @@ def test_the_program_keeps_nothing_open_that_is_not_its_own(make: Make) -> None:
 
 @pytest.mark.parametrize("missing", ["driver", "bindings", "place of the bindings", "time"])
 def test_reading_program_is_not_started_if_nothing_can_be_waited_for(
-    missing: str, make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch, said: list[records.Record]
+    missing: str, make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch, reported: list[records.Record]
 ) -> None:
     if missing == "driver":
         Path(_gpu_memory.DRIVER).unlink()
@@ -284,14 +284,14 @@ def test_reading_program_is_not_started_if_nothing_can_be_waited_for(
     memory.begin()
 
     assert (-1, None, None) == (memory.fileno(), memory.look(), memory._process)
-    assert [] == said
+    assert [] == reported
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
-def test_a_time_that_is_none_is_ignored_with_a_warning(text: str, make: Make, said: list[Any]) -> None:
+def test_a_time_that_is_none_is_ignored_with_a_warning(text: str, make: Make, reported: list[Any]) -> None:
     make(**{TIMEOUT: text})
 
-    assert [(TIMEOUT, text)] == [(each.name, each.value) for each in said]
+    assert [(TIMEOUT, text)] == [(each.name, each.value) for each in reported]
 
 
 def test_no_signal_of_a_terminal_reaches_the_program(make: Make) -> None:

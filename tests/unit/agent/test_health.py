@@ -216,17 +216,17 @@ def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
     make: Make, crowd: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_health, "_TIMEOUT", 0.01)
-    asked, done = threading.Event(), threading.Event()
+    called, done = threading.Event(), threading.Event()
 
     def hangs() -> int:
-        asked.set()
+        called.set()
         done.wait(LIMIT)
         return 0
 
     server = make(hangs)
     join(crowd, server, 1)
     crowd[0].sendall(b"TP/1.0\r\n\r\n")
-    assert asked.wait(LIMIT)
+    assert called.wait(LIMIT)
 
     server.stop()
 
@@ -237,8 +237,8 @@ def test_a_callback_that_hangs_does_not_keep_the_server_from_being_stopped(
 @example(b"\r\n\r\n")
 @example(b"GET / HTTP/1.1\n\n")
 @example(b"x" * 20000)
-def test_any_request_bytes_get_one_answer_or_none_while_incomplete(said: bytes) -> None:
-    answers = [_health._page(given, lambda: (200, {})) for given in (said, said + b"\r\n\r\n")]
+def test_any_request_bytes_get_one_answer_or_none_while_incomplete(request: bytes) -> None:
+    answers = [_health._page(given, lambda: (200, {})) for given in (request, request + b"\r\n\r\n")]
 
     assert answers[1] is not None
     assert all(each is None or each.startswith(b"HTTP/1.0 ") for each in answers)

@@ -42,18 +42,18 @@ Make = Callable[..., LocalElasticAgent]
 
 
 @pytest.fixture
-def said() -> list[records.Record]:
+def reported() -> list[records.Record]:
     return []
 
 
 @pytest.fixture
-def make(said: list[records.Record]) -> Iterator[Make]:
+def make(reported: list[records.Record]) -> Iterator[Make]:
     """Makes agents of two workers that are never started."""
     with open_local("job", Rules()) as rendezvous:
 
         def new(entrypoint: Any = print, args: tuple[Any, ...] = (), **options: Any) -> LocalElasticAgent:
             spec = WorkerSpec("trainer", 2, rendezvous, entrypoint=entrypoint, args=args)
-            agent = LocalElasticAgent(spec, DefaultLogsSpecs(), sink=said.append, **options)
+            agent = LocalElasticAgent(spec, DefaultLogsSpecs(), sink=reported.append, **options)
             for worker in agent.get_worker_group().workers:
                 worker.global_rank = worker.local_rank
             return agent
@@ -91,7 +91,7 @@ def test_a_call_that_cannot_work_is_refused_before_anything_is_started(
 
 @pytest.mark.parametrize("chosen", [None, "5"])
 def test_a_thread_count_is_recorded_unless_the_user_chose_it(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, chosen: str | None
+    make: Make, reported: list[records.Record], monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if chosen is not None:
@@ -99,8 +99,10 @@ def test_a_thread_count_is_recorded_unless_the_user_chose_it(
 
     make()
 
-    counts = [(each.threads, max(1, int(each.cpus // 2))) for each in said if isinstance(each, records.ThreadsChosen)]
-    assert (chosen is None) == (len(said) == len(counts) == 1)
+    counts = [
+        (each.threads, max(1, int(each.cpus // 2))) for each in reported if isinstance(each, records.ThreadsChosen)
+    ]
+    assert (chosen is None) == (len(reported) == len(counts) == 1)
     assert all(threads == expected for threads, expected in counts)
 
 
@@ -275,11 +277,11 @@ def start_with(agent: LocalElasticAgent, *spawners: Starter, present: Starter | 
         return agent._start_workers(group)
 
 
-GONE = HelperLostError("killed from outside")
+KILLED = HelperLostError("killed from outside")
 
 
 def test_a_helper_that_was_killed_before_workers_ran_is_started_again(make: Make) -> None:
-    killed, fresh = Starter(GONE), Starter()
+    killed, fresh = Starter(KILLED), Starter()
 
     pids = start_with(make(), killed, fresh)
 
@@ -288,7 +290,7 @@ def test_a_helper_that_was_killed_before_workers_ran_is_started_again(make: Make
 
 
 def test_a_spawner_that_was_killed_between_two_rounds_is_replaced(make: Make) -> None:
-    killed = Starter(GONE, used=True)
+    killed = Starter(KILLED, used=True)
 
     pids = start_with(make(), Starter(), present=killed)
 
@@ -297,7 +299,7 @@ def test_a_spawner_that_was_killed_between_two_rounds_is_replaced(make: Make) ->
 
 
 @pytest.mark.parametrize(
-    "spawners", [[Starter(StartError("not killed from outside"))], [Starter(GONE) for _ in range(4)]]
+    "spawners", [[Starter(StartError("not killed from outside"))], [Starter(KILLED) for _ in range(4)]]
 )
 def test_failure_at_imports_and_a_helper_killed_repeatedly_are_errors(make: Make, spawners: list[Starter]) -> None:
     with pytest.raises(StartError, match="killed from outside"):
@@ -432,9 +434,9 @@ class Ladder(Starter):
         super().close()
 
 
-def stop_while(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> Ladder:
-    """Stop the workers with 30 s of grace while the rendezvous says *words*; raises what it left to be said."""
-    left, spawner = list(words), Ladder()
+def stop_while(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *events: Any) -> Ladder:
+    """Stop the workers with 30 s of grace while the rendezvous sends *events*; raises what it left unsent."""
+    left, spawner = list(events), Ladder()
     monkeypatch.setattr(agent._member, "drain", lambda: [left.pop(0)] if left else [])
     monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
     agent._processes._supervisor.client = spawner  # type: ignore[assignment]
@@ -473,9 +475,9 @@ class FullGpu:
         return 1000.0
 
 
-def waits_for_gpu(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
-    """Return the number of looks at memory that stays in use while the rendezvous sends *words*."""
-    left, memory = [[], *([word] for word in words)], FullGpu()
+def waits_for_gpu(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *events: Any) -> int:
+    """Return the number of looks at memory that stays in use while the rendezvous sends *events*."""
+    left, memory = [[], *([event] for event in events)], FullGpu()
     monkeypatch.setattr(agent._member, "drain", lambda: left.pop(0))
     monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
     agent._gpu_memory = memory  # type: ignore[assignment]

@@ -54,7 +54,7 @@ WELL = Final(True, "all succeeded in round 0", round=0)
 LATER = Final(True, "all succeeded in round 1", round=1)
 BADLY = Final(False, "rank 1 failed")
 LOST = ContactLost("no answer for 6 s", 1.5)
-GONE = StoreGone("the host of the job's store is gone")
+STORE_LOST = StoreGone("the host of the job's store is gone")
 TERM, INT = int(signal.SIGTERM), int(signal.SIGINT)
 
 
@@ -234,21 +234,21 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
 
 
 POLLED = StopRequested(TERM, is_polled=True)
-ASKED = StopAsked(0, "signal 15", 30.0, 0, 2)
+COMMON_STOP = StopAsked(0, "signal 15", 30.0, 0, 2)
 PROPOSED = StopProposed(0, 7)
 AGREED = StopAgreed(0)
-LEAVING: tuple[Event, ...] = (*RUNNING, POLLED, ASKED, PROPOSED, AGREED)
+LEAVING: tuple[Event, ...] = (*RUNNING, POLLED, COMMON_STOP, PROPOSED, AGREED)
 """This node must end, and its workers know their last call."""
-HELPING: tuple[Event, ...] = (*RUNNING, ASKED, PROPOSED, AGREED)
+HELPING: tuple[Event, ...] = (*RUNNING, COMMON_STOP, PROPOSED, AGREED)
 """Another node must end."""
 RETURNED = WorkersSucceeded(stopped=True)
 STOPS: dict[str, tuple[Any, ...]] = {
     "workers that ask are not stopped at once": ((*RUNNING, POLLED), Phase.RUNNING, WantStop(POLLED)),
-    "they are asked when all nodes are": ((*RUNNING, POLLED, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
-    "so are those of other nodes": ((*RUNNING, ASKED), Phase.RUNNING, AskWorkers(ASKED)),
-    "one request is enough": ((*RUNNING, ASKED, ASKED), Phase.RUNNING),
+    "they are asked when all nodes are": ((*RUNNING, POLLED, COMMON_STOP), Phase.RUNNING, AskWorkers(COMMON_STOP)),
+    "so are those of other nodes": ((*RUNNING, COMMON_STOP), Phase.RUNNING, AskWorkers(COMMON_STOP)),
+    "one request is enough": ((*RUNNING, COMMON_STOP, COMMON_STOP), Phase.RUNNING),
     "a request for another round is late": ((*RUNNING, StopAsked(1, "", 1.0, 0, 1)), Phase.RUNNING),
-    "workers wait in the proposed call": ((*RUNNING, POLLED, ASKED, PROPOSED), Phase.RUNNING, Propose(7)),
+    "workers wait in the proposed call": ((*RUNNING, POLLED, COMMON_STOP, PROPOSED), Phase.RUNNING, Propose(7)),
     "a proposal without a request is late": ((*RUNNING, PROPOSED), Phase.RUNNING),
     "all return in it once it is agreed": (LEAVING, Phase.RUNNING, Agree()),
     "an agreement without a request is late": ((*RUNNING, AGREED), Phase.RUNNING),
@@ -278,7 +278,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         Finish(False, BADLY.why, POLLED, BADLY, saved=True),
     ),
     "before they agree, the end of the round stops them": (
-        (*RUNNING, ASKED, AGAIN),
+        (*RUNNING, COMMON_STOP, AGAIN),
         Phase.STOPPING,
         StopWorkers(AGAIN.why),
     ),
@@ -351,7 +351,7 @@ STOPS: dict[str, tuple[Any, ...]] = {
         StopWorkers("rank 1 failed"),
     ),
     "so does the end of the round before they agree, and the node leaves": (
-        (*RUNNING, POLLED, ASKED, AGAIN),
+        (*RUNNING, POLLED, COMMON_STOP, AGAIN),
         Phase.STOPPING,
         LeaveJob("signal 15", 0),
         StopWorkers(AGAIN.why),
@@ -587,10 +587,10 @@ ROUNDS = st.integers(0, 2)
 @pytest.mark.parametrize(
     "course",
     [
-        (*WAITING, GONE),
-        (*WAITING, LOST, GONE),
-        (*RUNNING, GONE, WorkersSucceeded()),
-        (*RUNNING, LOST, GONE, ENDED_WELL),
+        (*WAITING, STORE_LOST),
+        (*WAITING, LOST, STORE_LOST),
+        (*RUNNING, STORE_LOST, WorkersSucceeded()),
+        (*RUNNING, LOST, STORE_LOST, ENDED_WELL),
     ],
     ids=["told", "told, and then cut off", "in the same moment", "cut off in the same moment"],
 )
@@ -600,7 +600,7 @@ def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Ev
     *_, finish = actions
     assert isinstance(finish, Finish)
     assert (True, True, None) == (finish.succeeded, finish.results, finish.final)
-    assert (Phase.DONE, True) == (state.phase, GONE.why in finish.why)
+    assert (Phase.DONE, True) == (state.phase, STORE_LOST.why in finish.why)
 
 
 @pytest.mark.parametrize(
@@ -610,7 +610,7 @@ def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Ev
 )
 def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event, ...]) -> None:
     """The error of the rendezvous follows, and says it."""
-    state, actions = after(*course, GONE)
+    state, actions = after(*course, STORE_LOST)
 
     assert () == actions
     assert state.phase is not Phase.DONE
@@ -643,7 +643,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
-    st.just(GONE),
+    st.just(STORE_LOST),
     st.just(WorkerStoreLost()),
     st.builds(StopRequested, st.sampled_from([TERM, INT]), is_polled=st.booleans()),
     st.builds(StopRequested, st.just(TERM), st.just("the program said so"), st.none() | st.floats(0, 60)),
@@ -690,7 +690,7 @@ def test_every_line_of_the_table_is_some_course() -> None:
     """Else the picture shows what cannot be."""
     courses: list[list[Event]] = [
         [WELL],
-        [*STOPPING, WorkersGone(), AGAIN, assignment(1), GONE, WorkersSucceeded()],
+        [*STOPPING, WorkersGone(), AGAIN, assignment(1), STORE_LOST, WorkersSucceeded()],
         [*STOPPING, AGAIN, WorkersGone()],
         [*STOPPING, BADLY, WorkersGone()],
         [*WAITING, AGAIN],
@@ -705,8 +705,8 @@ def test_every_line_of_the_table_is_some_course() -> None:
 
 @given(COURSES)
 def test_end_of_all_workers_is_reported_between_two_starts(course: list[Event]) -> None:
-    told = (ReportStopped, ReportSucceeded)
-    kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, *told))]
+    reports = (ReportStopped, ReportSucceeded)
+    kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, *reports))]
 
     assert (Start, Start) not in list(itertools.pairwise(kinds))
 
@@ -729,8 +729,8 @@ def test_nothing_is_done_after_the_end(course: list[Event]) -> None:
 
 @given(COURSES)
 def test_after_a_signal_nothing_is_joined_or_started(course: list[Event]) -> None:
-    asked = [isinstance(event, StopRequested) for _, event, _ in trace(course)]
-    from_then_on = trace(course)[asked.index(True) :] if True in asked else []
+    requested = [isinstance(event, StopRequested) for _, event, _ in trace(course)]
+    from_then_on = trace(course)[requested.index(True) :] if True in requested else []
 
     assert not [each for _, _, actions in from_then_on for each in actions if isinstance(each, (AskForRanks, Start))]
 
@@ -804,15 +804,15 @@ def test_run_succeeds_only_by_the_coordinator_or_after_its_loss(
 
 @given(COURSES)
 def test_reported_success_is_followed_by_results_or_by_no_success(course: list[Event]) -> None:
-    told = None
+    reported_round = None
     for action in all_actions(course):
         if isinstance(action, Start):
-            told = None
+            reported_round = None
         elif isinstance(action, ReportSucceeded):
-            told = action.round
-        elif isinstance(action, Finish) and told is not None:
+            reported_round = action.round
+        elif isinstance(action, Finish) and reported_round is not None:
             assert action.results == action.succeeded
-            assert not action.results or action.final is None or action.final.round == told
+            assert not action.results or action.final is None or action.final.round == reported_round
 
 
 @given(COURSES)

@@ -33,8 +33,8 @@ class Scripted(SimpleElasticAgent):
     """Its workers behave as *looks* tell, round after round."""
 
     def __init__(self, spec: WorkerSpec, rounds: Sequence[Sequence[RunResult]], **options: Any) -> None:
-        self.said: list[records.Record] = []
-        super().__init__(spec, sink=self.said.append, **options)
+        self.reported: list[records.Record] = []
+        super().__init__(spec, sink=self.reported.append, **options)
         self.rounds = [list(looks) for looks in rounds]
         self.at_look: Callable[[], None] = lambda: None
 
@@ -62,9 +62,11 @@ Make = Callable[..., Scripted]
 def make() -> Iterator[Make]:
     opened: list[Rendezvous] = []
 
-    def new(*rounds: Sequence[RunResult], restarts: int = 0, kind: type[Scripted] = Scripted, **asked: Any) -> Scripted:
+    def new(
+        *rounds: Sequence[RunResult], restarts: int = 0, kind: type[Scripted] = Scripted, **settings: Any
+    ) -> Scripted:
         opened.append(open_local("job", Rules(max_restarts=restarts)))
-        options = {"clock": asked.pop("clock")} if "clock" in asked else {}
+        options = {"clock": settings.pop("clock")} if "clock" in settings else {}
         spec = WorkerSpec(
             "trainer",
             2,
@@ -73,7 +75,7 @@ def make() -> Iterator[Make]:
             max_restarts=restarts,
             monitor_interval=0.001,
             local_addr="node7",
-            **asked,
+            **settings,
         )
         return kind(spec, rounds, **options)
 
@@ -92,7 +94,7 @@ def former_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def of_kind(agent: Scripted, *kinds: type[Any]) -> list[Any]:
-    return [record for record in agent.said if isinstance(record, kinds)]
+    return [record for record in agent.reported if isinstance(record, kinds)]
 
 
 def steps(agent: Scripted) -> list[tuple[str, bool]]:
@@ -110,7 +112,7 @@ def test_run_is_recorded_from_the_join_request_to_its_end(make: Make) -> None:
 
     agent.run()
 
-    assert [type(record) for record in agent.said if not isinstance(record, records.StepDone)] == [
+    assert [type(record) for record in agent.reported if not isinstance(record, records.StepDone)] == [
         records.RanksAwaited,
         records.RanksReceived,
         records.RanksAssigned,

@@ -16,13 +16,13 @@ class Looks:
 
     def __init__(self, argument: float | None = 3.0, text: str | None = None) -> None:
         environment = {} if text is None else {UNINTERRUPTIBLE_STATE_TIMEOUT: text}
-        self.said: list[records.Record] = []
+        self.reported: list[records.Record] = []
         self.asleep: Iterable[int] = ()
         self.now = 0.0
         self.watch = Watch(
             environment,
             "job",
-            self.said.append,
+            self.reported.append,
             uninterruptible_state_timeout=argument,
             read_state=lambda pid: "D" if pid in self.asleep else "S",
             clock=lambda: self.now,
@@ -80,4 +80,4 @@ def test_the_argument_beats_the_environment_and_nonsense_means_off(
 
     looks.look([7], 1.0)
 
-    assert ([records.WorkerAsleep(7, expected)] if expected else []) == looks.said
+    assert ([records.WorkerAsleep(7, expected)] if expected else []) == looks.reported

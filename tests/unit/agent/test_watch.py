@@ -27,7 +27,7 @@ LIMIT = 20.0
 PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 ASLEEP = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 Make = Callable[..., Watch]
-Said = queue.SimpleQueue[records.Record]
+RecordQueue = queue.SimpleQueue[records.Record]
 
 
 class Worlds:
@@ -39,7 +39,7 @@ class Worlds:
 
 
 @pytest.fixture
-def said() -> Said:
+def reported() -> RecordQueue:
     return queue.SimpleQueue()
 
 
@@ -49,14 +49,14 @@ def world() -> Worlds:
 
 
 @pytest.fixture
-def make(said: Said, world: Worlds) -> Iterator[Make]:
+def make(reported: RecordQueue, world: Worlds) -> Iterator[Make]:
     made = []
 
     def new(environment: dict[str, str] | None = None, **options: Any) -> Watch:
         watch = Watch(
             environment or {},
             "job",
-            said.put,
+            reported.put,
             read_state=lambda pid: world.states[pid],
             clock=lambda: world.now,
             **options,
@@ -73,28 +73,30 @@ def failure(rank: int = 0, pid: int = 7, exitcode: int = -9, **facts: Any) -> Pr
     return ProcessFailure(rank, pid, exitcode, "", message="it ended", rank=rank, **facts)
 
 
-def test_watch_does_nothing_unless_requested(make: Make, said: Said, world: Worlds) -> None:
+def test_watch_does_nothing_unless_requested(make: Make, reported: RecordQueue, world: Worlds) -> None:
     watch = make()
     watch.open()
 
     assert ({}, None, False) == (watch.start(), watch.poll_timeout(0.1), watch.look([7]))
-    assert said.empty()
+    assert reported.empty()
 
 
 # The watchdog.
 
 
 @pytest.mark.parametrize("value", ["0", "true", ""])
-def test_watchdog_is_turned_on_by_1_only_with_a_warning_otherwise(make: Make, said: Said, value: str) -> None:
+def test_watchdog_is_turned_on_by_1_only_with_a_warning_otherwise(
+    make: Make, reported: RecordQueue, value: str
+) -> None:
     watch = make({ENABLE: value})
     watch.open()
 
     assert {} == watch.start()
     if value == "true":
-        record = said.get_nowait()
+        record = reported.get_nowait()
         assert logging.WARNING == record.level
         assert "TORCHELASTIC_ENABLE_FILE_TIMER='true'" in str(record) and "1 turns it on" in str(record)
-    assert said.empty()
+    assert reported.empty()
 
 
 def test_path_without_room_for_a_pipe_is_refused_by_its_variable(make: Make, tmp_path: Any) -> None:
@@ -150,23 +152,23 @@ def test_a_pipe_that_another_launcher_reads_is_left_to_it(make: Make, tmp_path: 
     assert os.path.exists(environment[FILE])
 
 
-def test_a_failure_by_an_expired_timer_names_it(make: Make, said: Said) -> None:
+def test_a_failure_by_an_expired_timer_names_it(make: Make, reported: RecordQueue) -> None:
     watch = make({ENABLE: "1"})
     path = watch.start()[FILE]
     FileTimerClient(path, signal=signal.SIGKILL).acquire("all_reduce", time.time())  # of this process: it is spared
-    told = [said.get(timeout=LIMIT), said.get(timeout=LIMIT)]
+    first_two = [reported.get(timeout=LIMIT), reported.get(timeout=LIMIT)]
 
     (explained,) = watch.explained({3: failure(3, os.getpid())}, {3: os.getpid()}).values()
 
-    assert ["watchdog started", "timer expired"] == [record.event for record in told]  # type: ignore[union-attr]
+    assert ["watchdog started", "timer expired"] == [record.event for record in first_two]  # type: ignore[union-attr]
     assert f"timer 'all_reduce' expired: the watchdog sent SIGKILL to PID {os.getpid()}" == explained.message
     assert "did not leave the timer's block" in explained.hint
 
 
-def test_worker_that_failed_by_itself_keeps_its_own_message(make: Make, said: Said) -> None:
+def test_worker_that_failed_by_itself_keeps_its_own_message(make: Make, reported: RecordQueue) -> None:
     watch = make({ENABLE: "1"})
     FileTimerClient(watch.start()[FILE]).acquire("all_reduce", time.time())
-    said.get(timeout=LIMIT), said.get(timeout=LIMIT)
+    reported.get(timeout=LIMIT), reported.get(timeout=LIMIT)
 
     raised = failure(0, os.getpid(), exception_type="ValueError")
     exited = failure(1, os.getpid(), 3)
@@ -179,7 +181,7 @@ def test_worker_that_failed_by_itself_keeps_its_own_message(make: Make, said: Sa
 # Uninterruptible sleep.
 
 
-def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: Said, world: Worlds) -> None:
+def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, reported: RecordQueue, world: Worlds) -> None:
     watch = make({ASLEEP: "5"})
     watch.start()
     world.states = {7: "S", 8: "D"}
@@ -190,8 +192,8 @@ def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: 
     found = watch.explained({}, {2: 7, 3: 8})
 
     assert [False, False, True] == looks
-    assert records.WorkerAsleep(8, 5.0) == said.get_nowait()
-    assert said.empty(), "it is said once"
+    assert records.WorkerAsleep(8, 5.0) == reported.get_nowait()
+    assert reported.empty(), "it is said once"
     assert [3] == list(found)
     assert (True, 1, 8, "PID 8 was in uninterruptible sleep (state D) for 5 s") == (
         found[3].fatal,
@@ -202,21 +204,21 @@ def test_a_worker_that_sleeps_too_long_is_past_help_and_named(make: Make, said: 
 
 
 @pytest.mark.parametrize("text", ["5m", "nan", "5", "0", "-1", ""])
-def test_sleep_limit_that_is_not_a_number_is_a_warning(make: Make, said: Said, text: str) -> None:
+def test_sleep_limit_that_is_not_a_number_is_a_warning(make: Make, reported: RecordQueue, text: str) -> None:
     watch = make({ASLEEP: text})
     watch.open()
 
     if text in ("5m", "nan"):
-        record = said.get_nowait()
+        record = reported.get_nowait()
         assert (logging.WARNING, None) == (record.level, watch.poll_timeout(0.25))
         assert f"{ASLEEP}={text!r}" in str(record) and "must be a number of seconds" in str(record)
-    assert said.empty()
+    assert reported.empty()
 
 
-def test_argument_overrides_a_sleep_limit_that_is_not_a_number(make: Make, said: Said) -> None:
+def test_argument_overrides_a_sleep_limit_that_is_not_a_number(make: Make, reported: RecordQueue) -> None:
     make({ASLEEP: "5m"}, uninterruptible_state_timeout=3.0).open()
 
-    assert said.empty()
+    assert reported.empty()
 
 
 def test_watch_checks_at_each_interval_only_if_requested(make: Make) -> None:
@@ -240,7 +242,7 @@ def test_a_new_round_knows_nothing_of_the_last_ones_sleepers(make: Make, world: 
 # The health check.
 
 
-def test_the_health_check_listens_on_the_port_of_the_environment(make: Make, said: Said) -> None:
+def test_the_health_check_listens_on_the_port_of_the_environment(make: Make, reported: RecordQueue) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     watch = make({PORT: str(port)})
@@ -253,22 +255,24 @@ def test_the_health_check_listens_on_the_port_of_the_environment(make: Make, sai
     connection.close()
     watch.close()
 
-    assert records.HealthCheckReported(f"the health check listens on port {port}", listens=True) == said.get_nowait()
+    assert (
+        records.HealthCheckReported(f"the health check listens on port {port}", listens=True) == reported.get_nowait()
+    )
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("text", ["", "http", "70000", "-1", "in use"])
-def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, said: Said, text: str) -> None:
+def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, reported: RecordQueue, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         make({PORT: str(other.getsockname()[1]) if text == "in use" else text}).open()
 
-    record = said.get_nowait()
+    record = reported.get_nowait()
     assert isinstance(record, records.HealthCheckReported)
     assert (False, True) == (record.listens, record.what.endswith("; the health check is off"))
 
 
-def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: Make, said: Said) -> None:
+def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: Make, reported: RecordQueue) -> None:
     server = HealthCheckServer(lambda: int(time.time()), 0, 60)
     server.start()
     watch = make({PORT: "bad"}, health_check_server=server)
@@ -276,12 +280,12 @@ def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: 
 
     watch.close()
 
-    assert said.empty()
+    assert reported.empty()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_callers_server_that_cannot_be_stopped_is_a_warning(make: Make, said: Said) -> None:
+def test_callers_server_that_cannot_be_stopped_is_a_warning(make: Make, reported: RecordQueue) -> None:
     class Stubborn(HealthCheckServer):
         def stop(self) -> None:
             raise KeyError("x")
@@ -290,7 +294,7 @@ def test_callers_server_that_cannot_be_stopped_is_a_warning(make: Make, said: Sa
 
     watch.close()
 
-    record = said.get_nowait()
+    record = reported.get_nowait()
     assert (logging.WARNING, True) == (record.level, "could not be stopped: KeyError: 'x'" in str(record))
 
 

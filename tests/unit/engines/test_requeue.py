@@ -30,7 +30,7 @@ def requests(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("job", "why_not", "asked"),
+    ("job", "why_not", "requeued"),
     [
         ("JobId=7 JobState=RUNNING Restarts=1", "", True),
         ("JobId=7 JobState=COMPLETING Restarts=1", "", True),
@@ -46,11 +46,11 @@ def requests(folder: Path) -> list[str]:
         ("JobId=7 JobState=PENDING Restarts=1", "", False),
     ],
 )
-def test_a_job_is_requeued_once(scontrol: Path, job: str, why_not: str, asked: bool) -> None:
+def test_a_job_is_requeued_once(scontrol: Path, job: str, why_not: str, requeued: bool) -> None:
     (scontrol / "job").write_text(job)
 
     assert why_not in requeue(ENVIRON)
-    assert (["requeue 7"] if asked else []) == requests(scontrol)
+    assert (["requeue 7"] if requeued else []) == requests(scontrol)
 
 
 def test_a_refusal_of_slurm_is_the_reason(scontrol: Path) -> None:

@@ -12,7 +12,7 @@ from elasticlib.errors import StartError
 from elasticlib.helpers import fork_server_lost
 from elasticlib.processes._programs import HelperLostError
 
-GONE = SimpleNamespace(pid=7)
+PROCESS = SimpleNamespace(pid=7)
 
 
 def reaper(exitcode: int | None) -> Any:
@@ -21,29 +21,29 @@ def reaper(exitcode: int | None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "process", "said"),
+    ("exitcode", "process", "stderr"),
     [
         pytest.param(signal.SIGKILL, None, "", id="killed at its imports"),
         pytest.param(signal.SIGKILL, None, "a warning", id="killed after a warning"),
         pytest.param(None, None, "", id="killed at its imports, the reaper is slow"),
-        pytest.param(None, GONE, "", id="killed later"),
-        pytest.param(-signal.SIGKILL, GONE, "", id="the reaper was killed"),
+        pytest.param(None, PROCESS, "", id="killed later"),
+        pytest.param(-signal.SIGKILL, PROCESS, "", id="the reaper was killed"),
     ],
 )
-def test_killed_helper_can_be_started_again(exitcode: int | None, process: Any, said: str) -> None:
-    assert isinstance(fork_server_lost(reaper(exitcode), process, said), HelperLostError)
+def test_killed_helper_can_be_started_again(exitcode: int | None, process: Any, stderr: str) -> None:
+    assert isinstance(fork_server_lost(reaper(exitcode), process, stderr), HelperLostError)
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "said", "told"),
+    ("exitcode", "stderr", "message"),
     [
         pytest.param(0, "ImportError: no torch", "unexpectedly: ImportError: no torch", id="its import failed"),
         pytest.param(signal.SIGSEGV, "", r"unexpectedly \(SIGSEGV\)", id="its import crashed"),
     ],
 )
-def test_helper_whose_import_failed_cannot_be_started_again(exitcode: int, said: str, told: str) -> None:
-    error = fork_server_lost(reaper(exitcode), None, said)
+def test_helper_whose_import_failed_cannot_be_started_again(exitcode: int, stderr: str, message: str) -> None:
+    error = fork_server_lost(reaper(exitcode), None, stderr)
 
     assert type(error) is StartError
-    with pytest.raises(StartError, match=told):
+    with pytest.raises(StartError, match=message):
         raise error

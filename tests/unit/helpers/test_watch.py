@@ -29,13 +29,13 @@ class Watched:
         while (processes.process_facts(self.process.pid) or [b""])[0] != SLEEPS.encode():
             os.sched_yield()
         self.now = 0.0
-        self.said: list[records.Record] = []
-        self.asked: list[int] = []
+        self.reported: list[records.Record] = []
+        self.queries: list[int] = []
         self.replaced: list[str] = []
         self.helper = Helper(
-            "spawner", Process(self.process.pid, processes.handle_of(self.process.pid)), self.asked.append
+            "spawner", Process(self.process.pid, processes.handle_of(self.process.pid)), self.queries.append
         )
-        self.watch = HelperWatch(self.said.append, lambda: self.now)
+        self.watch = HelperWatch(self.reported.append, lambda: self.now)
 
     def looks(self, count: int, workers: tuple[int, ...] = (), answers: bool = True) -> None:
         for _ in range(count):
@@ -68,7 +68,7 @@ def test_a_stopped_helper_is_continued_and_reported_with_its_name_and_pid(watche
     watched.looks(4)
 
     os.waitid(os.P_PID, watched.process.pid, os.WCONTINUED)
-    assert [records.HelperWoken(f"the spawner process (pid {watched.process.pid})", 6.0)] == watched.said
+    assert [records.HelperWoken(f"the spawner process (pid {watched.process.pid})", 6.0)] == watched.reported
 
 
 @pytest.mark.parametrize("is_needed", [True, False])
@@ -79,14 +79,14 @@ def test_a_helper_that_does_not_answer_is_replaced_where_it_is_needed(is_needed:
 
     why = f"the spawner process (pid {watched.process.pid}) did not answer for 30 s and was killed"
     assert watched.replaced == ([why] if is_needed else [])
-    assert watched.said == ([records.HelperReplaced(why)] if is_needed else [])
+    assert watched.reported == ([records.HelperReplaced(why)] if is_needed else [])
 
 
 def test_answering_helper_is_queried_at_each_look_and_left_alone(watched: Watched) -> None:
     watched.looks(20)
 
-    assert list(range(1, 21)) == watched.asked
-    assert ([], []) == (watched.said, watched.replaced)
+    assert list(range(1, 21)) == watched.queries
+    assert ([], []) == (watched.reported, watched.replaced)
 
 
 def test_a_helper_that_was_stopped_with_a_worker_is_left_alone(watched: Watched) -> None:
@@ -98,7 +98,7 @@ def test_a_helper_that_was_stopped_with_a_worker_is_left_alone(watched: Watched)
     finally:
         other.close()
 
-    assert ([], []) == (watched.said, watched.replaced)
+    assert ([], []) == (watched.reported, watched.replaced)
 
 
 def test_a_helper_that_has_ended_is_not_looked_at(watched: Watched) -> None:
@@ -107,4 +107,4 @@ def test_a_helper_that_has_ended_is_not_looked_at(watched: Watched) -> None:
 
     watched.looks(20, answers=False)
 
-    assert ([], [], []) == (watched.asked, watched.said, watched.replaced)
+    assert ([], [], []) == (watched.queries, watched.reported, watched.replaced)

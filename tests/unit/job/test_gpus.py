@@ -83,7 +83,7 @@ def test_devices_are_taken_as_requested_if_gpus_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen", "said"),
+    ("devices", "seen", "message"),
     [
         ([4], SEEN, "GPUs 0 to 3"),
         ([1], ("3",), "GPU 0 only"),
@@ -92,9 +92,9 @@ def test_devices_are_taken_as_requested_if_gpus_are_unknown() -> None:
         ([1, "5"], SEEN, "twice"),
     ],
 )
-def test_missing_or_repeated_gpu_is_refused(asked: list[int | str], seen: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"devices=.*{said}"):
-        choose(asked, 1, seen, (), may_share=False)
+def test_missing_or_repeated_gpu_is_refused(devices: list[int | str], seen: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"devices=.*{message}"):
+        choose(devices, 1, seen, (), may_share=False)
 
 
 def test_rocm_is_shown_the_same_where_its_own_list_is_set() -> None:
@@ -106,7 +106,7 @@ NAMES = {"0": "GPU-8932f937-d72c", "1": "GPU-8932f999-aaaa", "2": "GPU-1111"}
 
 
 @pytest.mark.parametrize(
-    ("held", "asked"),
+    ("device", "devices"),
     [
         ("GPU-8932f937-d72c", [0]),
         ("0", ["GPU-8932f937-d72c"]),
@@ -115,9 +115,9 @@ NAMES = {"0": "GPU-8932f937-d72c", "1": "GPU-8932f999-aaaa", "2": "GPU-1111"}
         ("GPU-1", [2]),
     ],
 )
-def test_a_gpu_is_the_same_by_index_by_name_and_by_the_first_of_it(held: str, asked: list[int | str]) -> None:
+def test_a_gpu_is_the_same_by_index_by_name_and_by_the_first_of_it(device: str, devices: list[int | str]) -> None:
     with pytest.raises(JobRunsError, match="is taken by job 'other'"):
-        choose(asked, 1, ("0", "1", "2"), [taken(held)], may_share=False, names=NAMES)
+        choose(devices, 1, ("0", "1", "2"), [taken(device)], may_share=False, names=NAMES)
 
 
 def test_job_without_devices_setting_gets_no_gpu_taken_by_name() -> None:

@@ -234,7 +234,7 @@ def test_output_settings_of_the_caller_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("show", "workers", "said"),
+    ("show", "workers", "message"),
     [
         ((7,), 2, "show=(7,) names rank 7, but this job has only ranks 0-1: no output is shown"),
         ((0, 2, 3), 2, "show=(0, 2, 3) names ranks 2-3, but this job has only ranks 0-1: that has no effect here"),
@@ -242,11 +242,11 @@ def test_output_settings_of_the_caller_are_kept() -> None:
     ],
 )
 def test_ranks_to_be_shown_that_are_not_there_are_named(
-    show: tuple[int, ...], workers: int, said: str, caplog: pytest.LogCaptureFixture
+    show: tuple[int, ...], workers: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_of_ranks(JobLogs(show), workers, LaunchConfig(show=show))
 
-    assert [record.getMessage() for record in caplog.records] == [said]
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 @pytest.mark.parametrize(

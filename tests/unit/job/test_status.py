@@ -40,9 +40,9 @@ def status(*ranks: RankStatus, **facts: object) -> JobStatus:
     return JobStatus(**(known | facts), ranks=ranks)  # type: ignore[arg-type]
 
 
-def after(*told: records.Record) -> JobCourse:
+def after(*reported: records.Record) -> JobCourse:
     course = JobCourse()
-    for record in told:
+    for record in reported:
         course = course.after(record)
     return course
 

@@ -250,12 +250,12 @@ def test_letting_go_of_a_process_does_not_signal_it(refusal: str) -> None:
 
 def test_a_process_that_it_forked_does_not_hide_its_end(refusal: str) -> None:
     program, handle = handed_over(refusal, forks=True)
-    said = {line_of(program), line_of(program)} - {"ready"}
+    printed = {line_of(program), line_of(program)} - {"ready"}
 
     program.kill()
     ended = bool(wait_readable([handle], LIMIT))
 
-    os.kill(int(said.pop()), signal.SIGKILL)
+    os.kill(int(printed.pop()), signal.SIGKILL)
     program.communicate()
     handle.close()
     assert ended

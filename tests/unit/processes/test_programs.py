@@ -106,15 +106,15 @@ def test_new_process_with_the_number_of_an_ended_one_gets_no_signal(monkeypatch:
     os.waitpid(pid, 0)
 
     child.send(signal.SIGKILL)
-    gone = child.kill()
+    ended = child.kill()
     child.close()
     child.send(signal.SIGKILL)
 
-    assert gone
+    assert ended
     assert Process(os.getpid()).kill(0.0)
 
 
-def said_by(script: str) -> str:
+def output_of(script: str) -> str:
     """Return the output of *script*, run as a separate program that writes no error."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
@@ -138,7 +138,7 @@ def test_descriptors_are_closed_however_high_the_limit_is() -> None:
         "print(left, len(calls) < 400)\n"
     )
 
-    assert said_by(script) == "[700] True\n"
+    assert output_of(script) == "[700] True\n"
 
 
 def test_descriptors_are_closed_though_none_is_left_to_look_for_them() -> None:
@@ -153,7 +153,7 @@ def test_descriptors_are_closed_though_none_is_left_to_look_for_them() -> None:
         "print(len(os.listdir('/proc/self/fd')))\n"
     )
 
-    assert said_by(script) == "4\n"
+    assert output_of(script) == "4\n"
 
 
 def test_a_forked_child_closes_what_is_its_parents_own() -> None:
@@ -190,16 +190,16 @@ def test_an_end_is_waited_for_and_reaped_and_leaves_no_descriptor() -> None:
 
 def test_a_program_gets_a_socket_and_a_session_and_no_streams() -> None:
     ours, theirs = Channel.pair()
-    said = os.memfd_create("said")
+    output = os.memfd_create("output")
     script = "import os; os.write(2, ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 3)).encode())"
 
-    child = spawn([sys.executable, "-I", "-S", "-c", script], dict(os.environ), theirs.fileno(), said)
+    child = spawn([sys.executable, "-I", "-S", "-c", script], dict(os.environ), theirs.fileno(), output)
     session = os.getsid(child.pid)
     theirs.close()
     child.wait(LIMIT)
 
-    os.lseek(said, 0, os.SEEK_SET)
-    with os.fdopen(said, encoding="utf-8") as file:
+    os.lseek(output, 0, os.SEEK_SET)
+    with os.fdopen(output, encoding="utf-8") as file:
         stdin, stdout, channel = file.read().split()
     ours.close()
     assert (stdin, stdout) == (os.devnull, os.devnull)

@@ -67,15 +67,15 @@ def test_a_process_without_children_has_no_family(sleeper: Sleeper) -> None:
 
 
 def test_signal_to_an_ended_process_raises_no_error() -> None:
-    gone = os.posix_spawn("/bin/true", ["true"], {})
-    handle = processes.handle_of(gone)
-    os.waitpid(gone, 0)
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    handle = processes.handle_of(ended)
+    os.waitpid(ended, 0)
 
     _reaper.signal_process(handle, signal.SIGTERM)
 
     handle.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(gone, 0)
+        os.kill(ended, 0)
 
 
 def test_a_number_that_a_stranger_has_by_now_is_not_swept() -> None:

@@ -315,10 +315,10 @@ def test_a_signal_that_another_thread_got_is_handled_in_a_wait() -> None:
 
 
 def test_a_signal_that_another_thread_got_ends_a_wait_for_a_change() -> None:
-    came: list[bool] = []
+    received: list[bool] = []
     changed = threading.Condition()
-    with changed, handled(signal.SIGUSR1, lambda: came.append(True)), sent_by_another_thread(signal.SIGUSR1):
-        assert wait_for_change(changed, lambda: bool(came), 60.0)
+    with changed, handled(signal.SIGUSR1, lambda: received.append(True)), sent_by_another_thread(signal.SIGUSR1):
+        assert wait_for_change(changed, lambda: bool(received), 60.0)
 
 
 def test_a_wait_for_a_change_ends_at_its_limit() -> None:

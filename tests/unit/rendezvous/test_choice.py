@@ -14,13 +14,13 @@ from elasticlib.spec import LaunchConfig
 NODE = "here/7-abcdef01"
 
 
-def chosen(*, token: str | None = None, index: int | None = None, **asked: Any) -> tuple[Choice, tuple[str, ...]]:
-    config = LaunchConfig(**{"run_id": "job7", **asked})
+def chosen(*, token: str | None = None, index: int | None = None, **options: Any) -> tuple[Choice, tuple[str, ...]]:
+    config = LaunchConfig(**{"run_id": "job7", **options})
     return choose(config, node=NODE, fresh_id="fresh", token=token, index=index)
 
 
-def job(*, token: str | None = None, index: int | None = None, **asked: Any) -> NodeJob:
-    made, _ = chosen(token=token, index=index, **asked)
+def job(*, token: str | None = None, index: int | None = None, **options: Any) -> NodeJob:
+    made, _ = chosen(token=token, index=index, **options)
     assert isinstance(made, NodeJob)
     return made
 
@@ -36,7 +36,7 @@ STATIC: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({}, Private("job7", "c10d")),
         ({"run_id": ""}, Private("fresh", "c10d")),
@@ -52,13 +52,13 @@ STATIC: dict[str, Any] = {
         ({"rdzv_backend": "mine", "max_nodes": 3}, PlugIn("job7", "mine")),
     ],
 )
-def test_a_launch_that_needs_no_other_node_asks_none(asked: dict[str, Any], expected: Choice) -> None:
+def test_a_launch_that_needs_no_other_node_asks_none(options: dict[str, Any], expected: Choice) -> None:
     """Rows 021, 023 and 149."""
-    assert (expected, ()) == chosen(**asked)
+    assert (expected, ()) == chosen(**options)
 
 
 @pytest.mark.parametrize(
-    ("asked", "backend", "endpoint"),
+    ("options", "backend", "endpoint"),
     [
         (C10D, "c10d", "node0:29400"),
         ({"max_nodes": 2, "rdzv_endpoint": " node0 "}, "c10d", "node0"),
@@ -69,8 +69,8 @@ def test_a_launch_that_needs_no_other_node_asks_none(asked: dict[str, Any], expe
         (STATIC, "static", "node0:29500"),
     ],
 )
-def test_a_launch_among_others_gets_a_place_in_a_job(asked: dict[str, Any], backend: str, endpoint: str) -> None:
-    made, warnings = chosen(**asked)
+def test_a_launch_among_others_gets_a_place_in_a_job(options: dict[str, Any], backend: str, endpoint: str) -> None:
+    made, warnings = chosen(**options)
 
     assert isinstance(made, NodeJob)
     assert (backend, endpoint, "job7", NODE) == (made.backend, made.endpoint, made.run_id, made.node)
@@ -125,7 +125,7 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({**STATIC, "rdzv_endpoint": ""}, "rdzv_endpoint='': .*node0:29500"),
         ({"min_nodes": 2, "max_nodes": 2, "rdzv_configs": {"store_type": "file"}}, "rdzv_endpoint='': .*/shared/job"),
@@ -147,10 +147,10 @@ def test_a_schedulers_number_orders_the_nodes_of_an_elastic_job() -> None:
         ({"local_addr": "node1:29400"}, "local_addr='node1:29400' must be a host's name or address, without a port"),
     ],
 )
-def test_invalid_options_are_refused_before_anything_waits(asked: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_refused_before_anything_waits(options: dict[str, Any], named: str) -> None:
     """Rows 024 to 026 and 033, and contradictions."""
     with pytest.raises(ValueError, match=named):
-        chosen(**asked)
+        chosen(**options)
 
 
 def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
@@ -161,7 +161,7 @@ def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"node_rank": 0}, "node_rank=0 is ignored"),
         ({**C10D, "node_rank": 1}, "node_rank=1 is ignored"),
@@ -181,9 +181,9 @@ def test_a_token_that_would_keep_nobody_out_is_refused_and_not_shown() -> None:
         ({**STATIC, "rdzv_configs": {"rank": 0}}, "rdzv_configs={'rank': 0} is ignored: node_rank=1"),
     ],
 )
-def test_warning_names_an_option_with_an_unexpected_effect(asked: dict[str, Any], named: str) -> None:
+def test_warning_names_an_option_with_an_unexpected_effect(options: dict[str, Any], named: str) -> None:
     """Rows 027 and 165."""
-    (warning,) = chosen(**asked)[1]
+    (warning,) = chosen(**options)[1]
 
     assert named in warning
 

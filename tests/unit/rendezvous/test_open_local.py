@@ -40,9 +40,9 @@ def notice(rendezvous: Rendezvous) -> Notice:
     while not taken:
         assert select.select([rendezvous.member], [], [], LIMIT)[0], f"no notice within {LIMIT:g} s"
         taken = rendezvous.member.drain()
-    (word,) = taken
-    assert not isinstance(word, ContactLost)
-    return word
+    (event,) = taken
+    assert not isinstance(event, ContactLost)
+    return event
 
 
 def test_rendezvous_knows_its_run_id_backend_and_node(rendezvous: Rendezvous) -> None:
@@ -79,19 +79,19 @@ def test_a_node_that_succeeds_ends_the_job_well(rendezvous: Rendezvous) -> None:
 
 def test_node_restarts_until_the_budget_is_used_up(rendezvous: Rendezvous) -> None:
     why = (FailureNote(3, 3, 100, 1, "ValueError: x"),)
-    heard: list[Notice] = []
+    notices: list[Notice] = []
     for round in range(2):
         rendezvous.member.join(4, "trainer")
-        heard.append(notice(rendezvous))
+        notices.append(notice(rendezvous))
         rendezvous.member.post(Failed(rendezvous.member.node, round, why))
-        heard.append(notice(rendezvous))
+        notices.append(notice(rendezvous))
         rendezvous.member.post(Stopped(rendezvous.member.node, round, why))
-    heard.append(notice(rendezvous))
+    notices.append(notice(rendezvous))
 
-    assert [RankAssignment, RoundEnd, RankAssignment, RoundEnd, Final] == [type(item) for item in heard]
-    assert [True, False] == [item.restart for item in heard if isinstance(item, RoundEnd)]
-    assert isinstance(heard[-1], Final)
-    assert ("here", why[0]) == (heard[-1].root_node, heard[-1].root)
+    assert [RankAssignment, RoundEnd, RankAssignment, RoundEnd, Final] == [type(item) for item in notices]
+    assert [True, False] == [item.restart for item in notices if isinstance(item, RoundEnd)]
+    assert isinstance(notices[-1], Final)
+    assert ("here", why[0]) == (notices[-1].root_node, notices[-1].root)
 
 
 def test_many_launches_leave_no_thread_and_no_descriptor() -> None:

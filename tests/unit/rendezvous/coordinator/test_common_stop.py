@@ -26,7 +26,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 
 WANTED = StopWanted("b", 0, "signal 15", 30.0)
-STOP_REQUEST = StopAsked(0, "signal 15", 30.0, 2, 3)
+COMMON_STOP = StopAsked(0, "signal 15", 30.0, 2, 3)
 
 
 class Job:
@@ -58,7 +58,7 @@ def to_all(notice: object, nodes: str = "abc") -> list[tuple[str, object]]:
 
 
 def test_stop_request_to_all_nodes_names_the_ranks_that_must_end() -> None:
-    assert to_all(STOP_REQUEST) == Job().receive(WANTED)
+    assert to_all(COMMON_STOP) == Job().receive(WANTED)
 
 
 def test_the_first_request_of_a_round_counts() -> None:

@@ -78,7 +78,7 @@ def test_parameters_keep_what_they_were_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "least", "most", "told"),
+    ("backend", "least", "most", "message"),
     [
         ("", 1, 1, "backend=''"),
         ("c10d", 0, 1, "min_nodes=0"),
@@ -88,8 +88,8 @@ def test_parameters_keep_what_they_were_given() -> None:
         ("c10d", 1, None, "max_nodes=None must be a whole number"),
     ],
 )
-def test_parameters_that_break_a_rule_are_value_errors(backend: str, least: Any, most: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_parameters_that_break_a_rule_are_value_errors(backend: str, least: Any, most: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         RendezvousParameters(backend, "", "job", least, most)
 
 
@@ -533,15 +533,15 @@ def test_static_parameters_make_a_static_handler() -> None:
 # Our handler in an agent's hands.
 
 
-def heard(member: Membership, kind: type[MembershipEvent]) -> Any:
-    """The first word of that kind that *member* has."""
+def receive(member: Membership, kind: type[MembershipEvent]) -> Any:
+    """Return the first event of that kind that *member* has."""
     found: list[MembershipEvent] = []
 
-    def came() -> bool:
-        found.extend(word for word in member.drain() if isinstance(word, kind))
+    def is_found() -> bool:
+        found.extend(event for event in member.drain() if isinstance(event, kind))
         return bool(found)
 
-    wait_until(came)
+    wait_until(is_found)
     return found[0]
 
 
@@ -551,7 +551,7 @@ def test_an_agent_gets_a_place_with_its_own_number_of_restarts() -> None:
 
     with handler.open_membership(7) as member:
         member.join(2, "trainer")
-        final = heard(member, Final)
+        final = receive(member, Final)
 
     assert "refused" == final.kind
     assert "7 restarts" in final.why
@@ -575,8 +575,8 @@ def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
     handler = meeting.node("a")
     with handler.open_membership(3) as member:
         member.join(2, "trainer")
-        member.post(Succeeded(member.node, heard(member, RankAssignment).round))
-        heard(member, Final)
+        member.post(Succeeded(member.node, receive(member, RankAssignment).round))
+        receive(member, Final)
 
     assert (True, 0, True) == (handler.is_closed(), handler.num_nodes_waiting(), handler.shutdown())
     assert handler._node.member is None
@@ -588,11 +588,11 @@ def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting
     with handler.open_membership(3) as member:
         member.join(1, "default")
         waits = in_thread(other.next_rendezvous)
-        round = heard(member, RankAssignment).round
+        round = receive(member, RankAssignment).round
         member.post(Leave(member.node, "a signal", round))
         member.post(Stopped(member.node, round, ()))
         waits.result(LIMIT)
-        left = heard(member, Final)
+        left = receive(member, Final)
 
     closed_before = handler.is_closed()
     handler.set_closed()
@@ -606,7 +606,7 @@ def test_closing_a_handler_notifies_the_agent_with_its_membership(meeting: Meeti
     with handler.open_membership(3) as member:
         member.join(1, "default")
         handler.set_closed()
-        final = heard(member, Final)
+        final = receive(member, Final)
 
     assert "closed" == final.kind
     assert handler.is_closed()

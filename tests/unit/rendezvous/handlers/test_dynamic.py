@@ -188,15 +188,15 @@ def test_a_shutdown_returns_though_the_back_end_hangs(
     monkeypatch.setattr(_coordinator_role, "_RESIGNING", 0.02)
     limits = RendezvousTimeout(close=timedelta(seconds=0.05))
     handler = DynamicRendezvousHandler.from_backend("job", STORE, Hung(), 1, 1, timeout=limits)
-    heard: list[bool] = []
-    caller = threading.Thread(target=lambda: heard.append(handler.shutdown()), daemon=True)
+    results: list[bool] = []
+    caller = threading.Thread(target=lambda: results.append(handler.shutdown()), daemon=True)
 
     with caplog.at_level(logging.WARNING, "elasticlib"):
         caller.start()
         caller.join(15.0)
     awake.set()
 
-    assert [False] == heard
+    assert [False] == results
     assert "closing the rendezvous failed" in caplog.text
 
 

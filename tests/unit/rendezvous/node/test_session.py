@@ -109,7 +109,7 @@ class Shell:
         self.session, actions = self.session.step(event, self.now)
         for action in actions:
             if isinstance(action, Ask):
-                assert action.thread not in self.pending, f"{action} while {self.asked[action.thread]} is under way"
+                assert action.thread not in self.pending, f"{action} while {self.pending[action.thread]} is under way"
                 assert action.connection == self.connection
                 self.pending[action.thread] = action
             if isinstance(action, OpenConnection):

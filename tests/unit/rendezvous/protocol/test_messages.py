@@ -66,7 +66,7 @@ def note(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "Expecting value"),
         (b"\xff\xfe\xfd", "not a message"),
@@ -104,8 +104,8 @@ def note(**changes: Any) -> bytes:
         (broken(node=1).replace(b"1", b"1" * 5000), "not a message"),
     ],
 )
-def test_invalid_message_is_refused(data: bytes, said: str) -> None:
-    with pytest.raises(RendezvousStateError, match=said):
+def test_invalid_message_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(RendezvousStateError, match=message):
         decode(data)
 
 
@@ -137,9 +137,9 @@ def test_message_with_any_part_is_refused_or_can_be_written_and_shown(message: M
         return
     assert decoded == decode(encode(decoded))
     assert decoded == decode(encode(decoded, KEY, "here"), KEY, "here")
-    for said in texts(decoded):
-        assert said == said.encode().decode()
-        assert not [part for part in said if is_hidden(part)]
+    for each in texts(decoded):
+        assert each == each.encode().decode()
+        assert not [part for part in each if is_hidden(part)]
 
 
 TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
@@ -226,7 +226,7 @@ def test_message_signed_for_a_place_is_read_there(message: Message, place: str) 
 
 
 @pytest.mark.parametrize(
-    ("wire", "key", "place", "said"),
+    ("wire", "key", "place", "message"),
     [
         (encode(JOIN), KEY, "here", "it is not signed"),
         (encode(JOIN, KEY, "here"), None, "here", "this node has no token"),
@@ -242,8 +242,8 @@ def test_message_signed_for_a_place_is_read_there(message: Message, place: str) 
         (json.dumps(body() | {"mac": "\ud800"}).encode(), KEY, "here", "with another token, or for another key"),
     ],
 )
-def test_message_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, said: str) -> None:
-    with pytest.raises(RendezvousStateError, match=said):
+def test_message_not_signed_for_this_place_is_refused(wire: bytes, key: bytes | None, place: str, message: str) -> None:
+    with pytest.raises(RendezvousStateError, match=message):
         decode(wire, key, place)
 
 

@@ -87,18 +87,18 @@ def test_report_that_fits_is_kept_whole() -> None:
 
 @given(note_lists)
 def test_unrequested_report_is_short_enough_for_thousands_of_nodes(found: list[FailureNote]) -> None:
-    told = early(Failed(NODE, 0, tuple(found)), None)
+    report = early(Failed(NODE, 0, tuple(found)), None)
 
-    assert size(told) <= EARLY
-    assert told.failures
+    assert size(report) <= EARLY
+    assert report.failures
 
 
 def test_unrequested_report_marks_failures_that_were_cut() -> None:
     (small,) = notes(1, "short")
-    told = early(Failed(NODE, 0, (small, evolve(notes(1)[0], rank=1, age=3.0))), None)
+    report = early(Failed(NODE, 0, (small, evolve(notes(1)[0], rank=1, age=3.0))), None)
 
-    assert {0: False, 1: True} == {note.rank: note.cut for note in told.failures}
-    assert small in told.failures
+    assert {0: False, 1: True} == {note.rank: note.cut for note in report.failures}
+    assert small in report.failures
 
 
 def test_failures_are_reported_again_only_if_better_known() -> None:
@@ -113,12 +113,12 @@ def test_failures_are_reported_again_only_if_better_known() -> None:
 
 def test_an_end_with_a_long_root_cause_refers_to_where_that_lies() -> None:
     final = Final(False, "why", "a", notes(1)[0])
-    told = refers(final)
+    reference = refers(final)
 
-    assert told.root is not None
-    assert told.root.cut
-    assert len(encode(told)) < WHOLE
-    assert refers(told) == told
+    assert reference.root is not None
+    assert reference.root.cut
+    assert len(encode(reference)) < WHOLE
+    assert refers(reference) == reference
     assert refers(small := Final(False, "why", "a", notes(1, "short")[0])) is small
     assert refers(well := Final(True, "well")) is well
 

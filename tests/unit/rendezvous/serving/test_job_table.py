@@ -100,11 +100,11 @@ DECLINED: dict[str, tuple[JobTable, bytes, OpenJob, dict[str, str], str]] = {
 
 @pytest.mark.parametrize("case", DECLINED)
 def test_request_is_declined_with_the_reason(case: str) -> None:
-    before, data, asked, ended, why = DECLINED[case]
+    before, data, declined, ended, why = DECLINED[case]
 
     after, decision = before.receive(data, ended)
 
-    assert Decline(asked, why) == decision
+    assert Decline(declined, why) == decision
     assert before == after
 
 

@@ -44,12 +44,12 @@ NOTE = FailureNote(0, 0, 7, 1, "a bad value")
 
 
 class Member:
-    """Notes what it is asked, and tells what the test puts in."""
+    """Records its requests, and returns the events that the test puts in."""
 
     def __init__(self) -> None:
         self.node = "n1/1-a"
-        self.asked: list[Any] = []
-        self.words: deque[MembershipEvent | Exception] = deque()
+        self.requests: list[Any] = []
+        self.events: deque[MembershipEvent | Exception] = deque()
         self.ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.bound: socket.socket | None = None
         self.kill_after: float | None = None
@@ -57,16 +57,16 @@ class Member:
         self.others = 0
 
     def join(self, slots: int, role: str) -> None:
-        self.asked.append(("join", slots, role))
+        self.requests.append(("join", slots, role))
 
     def post(self, report: WorkerReport | Close) -> None:
-        self.asked.append(report)
+        self.requests.append(report)
 
     def waiting(self) -> int:
         return self.others
 
-    def hold(self, held: bool) -> None:
-        self.asked.append(("hold", held))
+    def hold(self, paused: bool) -> None:
+        self.requests.append(("hold", paused))
 
     def guard(self, handle: int) -> None:
         raise AssertionError("the process itself guards")
@@ -85,13 +85,13 @@ class Member:
         return self.kill_after
 
     def drain(self) -> list[MembershipEvent]:
-        words: list[MembershipEvent] = []
-        while self.words:
-            word = self.words.popleft()
-            if isinstance(word, Exception):
-                raise word
-            words.append(word)
-        return words
+        drained: list[MembershipEvent] = []
+        while self.events:
+            event = self.events.popleft()
+            if isinstance(event, Exception):
+                raise event
+            drained.append(event)
+        return drained
 
     def close(self) -> None:
         raise AssertionError("the share closes it")
@@ -113,7 +113,7 @@ class Share:
         raise AssertionError("the pump closes nothing")
 
 
-class Told:
+class WatchedChannel:
     """A channel on which it is seen that a notice is sent."""
 
     def __init__(self, channel: Channel, see: Callable[[], object]) -> None:
@@ -152,8 +152,8 @@ class Desk:
     def step(self, *, expected: bool | None = None) -> None:
         assert self.bridge.step(0.0) is expected
 
-    def hear(self, op: str, **facts: object) -> None:
-        """The launcher says something, and the pump works it off."""
+    def receive(self, op: str, **facts: object) -> None:
+        """The launcher sends a message, and the pump handles it."""
         self.launcher.send({"op": op, **facts})
         self.step()
 
@@ -165,14 +165,14 @@ class Desk:
         self.step()
 
     def report(self, report: Report) -> None:
-        self.hear("report", report=to_plain(report))
+        self.receive("report", report=to_plain(report))
 
-    def tell(self, *words: MembershipEvent | Exception) -> None:
-        """The member has *words*, and the pump works them off."""
-        self.member.words.extend(words)
+    def notify(self, *events: MembershipEvent | Exception) -> None:
+        """The member has *events*, and the pump sends them on."""
+        self.member.events.extend(events)
         self.step()
 
-    def said(self) -> list[Message]:
+    def sent(self) -> list[Message]:
         """Return the launcher's messages, without signs of life; close the received sockets."""
         found = []
         while wait_readable([self.launcher], 0):
@@ -214,7 +214,7 @@ def desk() -> Iterator[Desk]:
     desk.close()
 
 
-# Words.
+# Messages.
 
 
 def test_first_message_is_a_sign_of_life(desk: Desk) -> None:
@@ -224,7 +224,7 @@ def test_first_message_is_a_sign_of_life(desk: Desk) -> None:
 
 
 def test_reports_reach_the_member(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer", generation=1)
+    desk.receive("join", slots=2, role="trainer", generation=1)
     reports = [
         Failed("n1/1-a", 0, (NOTE,)),
         Stopped("n1/1-a", 0, (NOTE,)),
@@ -235,7 +235,7 @@ def test_reports_reach_the_member(desk: Desk) -> None:
     for report in reports:
         desk.report(report)
 
-    assert desk.member.asked == [
+    assert desk.member.requests == [
         ("join", 2, "trainer"),
         *reports,
     ]
@@ -243,13 +243,13 @@ def test_reports_reach_the_member(desk: Desk) -> None:
 
 def test_notices_reach_the_launcher_in_order(desk: Desk) -> None:
     end = RoundEnd(0, "rank 1 failed", True)
-    desk.tell(PEERS, end, ContactLost("nobody answers", 1.5), StoreGone("refused"))
+    desk.notify(PEERS, end, ContactLost("nobody answers", 1.5), StoreGone("refused"))
 
-    assignment, ended, lost, gone = desk.said()
+    assignment, ended, lost, store_gone = desk.sent()
 
     assert [from_plain(each["notice"]) for each in (assignment, ended)] == [PEERS, end]
     assert lost == {"op": "lost", "why": "nobody answers", "grace": 1.5}
-    assert gone == {"op": "gone", "why": "refused"}
+    assert store_gone == {"op": "gone", "why": "refused"}
 
 
 @pytest.mark.parametrize(("assignment", "sockets"), [(SEAT, 1), (PEERS, None)])
@@ -258,26 +258,26 @@ def test_group_rank_0_gets_the_socket_of_the_workers_store(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         desk.member.bound = bound
-        desk.tell(assignment)
+        desk.notify(assignment)
 
-        (frame,) = desk.said()
+        (frame,) = desk.sent()
 
     assert frame.get("sockets") == sockets
     assert (desk.member.bound is None) is (sockets == 1)
 
 
 def test_ranks_without_a_socket_are_passed_on_alone(desk: Desk) -> None:
-    desk.tell(SEAT)
+    desk.notify(SEAT)
 
-    assert [frame["op"] for frame in desk.said()] == ["notice"]
+    assert [frame["op"] for frame in desk.sent()] == ["notice"]
 
 
 def test_error_that_breaks_the_member_is_sent_once(desk: Desk) -> None:
-    desk.tell(RendezvousTimeoutError("the job was not found"))
-    desk.member.words.append(RendezvousTimeoutError("again"))
+    desk.notify(RendezvousTimeoutError("the job was not found"))
+    desk.member.events.append(RendezvousTimeoutError("again"))
     desk.step()
 
-    assert desk.said() == [{"op": "error", "kind": "RendezvousTimeoutError", "text": "the job was not found"}]
+    assert desk.sent() == [{"op": "error", "kind": "RendezvousTimeoutError", "text": "the job was not found"}]
 
 
 def test_unexpected_error_is_reported_with_its_class() -> None:
@@ -294,14 +294,14 @@ def test_log_lines_reach_the_launcher(desk: Desk, facts: dict[str, float]) -> No
 
     desk.step()
 
-    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes", **facts}]
+    assert desk.sent() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes", **facts}]
 
 
 def test_number_of_waiting_nodes_is_sent_only_when_it_changes(desk: Desk) -> None:
     for desk.member.others in (0, 2, 2, 0):
         desk.step()
 
-    assert desk.said() == [{"op": "waiting", "count": 2}, {"op": "waiting", "count": 0}]
+    assert desk.sent() == [{"op": "waiting", "count": 2}, {"op": "waiting", "count": 0}]
 
 
 def test_how_many_wait_is_kept_for_a_launcher_that_stands_still(desk: Desk) -> None:
@@ -309,18 +309,18 @@ def test_how_many_wait_is_kept_for_a_launcher_that_stands_still(desk: Desk) -> N
     desk.member.others = 2
     desk.step()
     desk.step()
-    untold = desk.said()
+    unsent = desk.sent()
 
-    desk.hear("alive")
+    desk.receive("alive")
 
-    assert (untold, desk.said()) == ([], [{"op": "waiting", "count": 2}])
+    assert (unsent, desk.sent()) == ([], [{"op": "waiting", "count": 2}])
 
 
 def test_signs_of_life_are_answered_now_and_then(desk: Desk) -> None:
     desk.launcher.receive()
     for _ in range(10):
         desk.now += 0.05 * HEARTBEAT
-        desk.hear("alive")
+        desk.receive("alive")
 
     answers = 0
     while wait_readable([desk.launcher], 0):
@@ -357,7 +357,7 @@ def test_last_report_of_a_dead_launcher_is_processed(desk: Desk) -> None:
 
     desk.step(expected=False)
 
-    assert desk.member.asked == [Stopped("n1/1-a", 0, ())]
+    assert desk.member.requests == [Stopped("n1/1-a", 0, ())]
 
 
 # A launcher that stands still.
@@ -367,33 +367,33 @@ def test_a_silent_launchers_node_stops_beating_until_it_speaks(desk: Desk) -> No
     desk.now += SILENCE * HEARTBEAT
     desk.step()
     desk.step()
-    silent = list(desk.member.asked)
+    silent = list(desk.member.requests)
 
-    desk.hear("alive")
+    desk.receive("alive")
 
     assert silent == [("hold", True)]
-    assert desk.member.asked == [("hold", True), ("hold", False)]
+    assert desk.member.requests == [("hold", True), ("hold", False)]
 
 
 def test_waiting_message_of_the_launcher_counts_before_its_silence(desk: Desk) -> None:
     desk.now += 10 * HEARTBEAT
 
-    desk.hear("alive")
+    desk.receive("alive")
 
-    assert desk.member.asked == []
+    assert desk.member.requests == []
 
 
 def test_a_launcher_that_may_stand_still_keeps_its_heartbeats_for_so_long(desk: Desk) -> None:
     desk.bridge.watch = evolve(desk.bridge.watch, stall=1.0)
     desk.now += 0.9 * HEARTBEAT
     desk.step()
-    before = list(desk.member.asked)
+    before = list(desk.member.requests)
 
     patience = desk.bridge.poll_timeout()
     desk.now += 0.1 * HEARTBEAT
     desk.step()
 
-    assert (before, desk.member.asked) == ([], [("hold", True)])
+    assert (before, desk.member.requests) == ([], [("hold", True)])
     assert patience == pytest.approx(0.1 * HEARTBEAT)
 
 
@@ -403,7 +403,7 @@ def test_without_a_heartbeat_no_launcher_is_silent() -> None:
 
     desk.step()
 
-    assert desk.member.asked == []
+    assert desk.member.requests == []
     desk.close()
 
 
@@ -414,17 +414,17 @@ def test_log_lines_for_a_launcher_that_stands_still_are_dropped(desk: Desk) -> N
 
     desk.step()
 
-    assert desk.said() == []
+    assert desk.sent() == []
 
 
 # Workers that outlive the contact.
 
 
 def run_workers(desk: Desk) -> None:
-    desk.hear("join", slots=2, role="trainer", generation=1)
-    desk.tell(PEERS)
+    desk.receive("join", slots=2, role="trainer", generation=1)
+    desk.notify(PEERS)
     desk.guard(desk.spawner)
-    desk.said()
+    desk.sent()
 
 
 def test_workers_that_outlive_their_time_are_killed(desk: Desk) -> None:
@@ -439,9 +439,9 @@ def test_workers_that_outlive_their_time_are_killed(desk: Desk) -> None:
 def test_launcher_gets_lost_contact_notice_before_workers_are_killed(desk: Desk) -> None:
     run_workers(desk)
     desk.member.kill_after = -1.0
-    desk.tell(ContactLost("nobody answers", 1.5))
+    desk.notify(ContactLost("nobody answers", 1.5))
 
-    assert [frame["op"] for frame in desk.said()] == ["lost"]
+    assert [frame["op"] for frame in desk.sent()] == ["lost"]
     assert not desk.runs(desk.spawner)
 
 
@@ -470,11 +470,11 @@ def test_the_lease_of_the_workers_ends_when_they_must_be_dead(desk: Desk) -> Non
 
 def test_lease_is_set_before_ranks_are_sent(desk: Desk) -> None:
     """The spawner reads the lease at once; the sidecar may be stopped before its next step."""
-    desk.hear("join", slots=2, role="trainer", generation=1)
+    desk.receive("join", slots=2, role="trainer", generation=1)
     desk.member.kill_after = 5.0
-    desk.member.words.append(PEERS)
+    desk.member.events.append(PEERS)
     seen: list[float] = []
-    desk.bridge.channel = Told(desk.bridge.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
+    desk.bridge.channel = WatchedChannel(desk.bridge.channel, lambda: seen.append(desk.lease.ends_at()))  # type: ignore[assignment]
 
     desk.step()
 
@@ -489,7 +489,7 @@ def test_ended_lease_is_not_renewed_for_workers_that_must_be_dead(desk: Desk) ->
     desk.step()
     over = desk.lease.ends_at()
 
-    desk.hear("join", slots=2, role="trainer", generation=1)
+    desk.receive("join", slots=2, role="trainer", generation=1)
 
     assert (99.0, math.inf) == (over, desk.lease.ends_at())
 
@@ -498,7 +498,7 @@ def test_ended_lease_is_not_renewed_for_workers_that_must_be_dead(desk: Desk) ->
 def test_a_node_without_workers_loses_nobody(desk: Desk, report: Report | None) -> None:
     run_workers(desk)
     if report is None:
-        desk.hear("join", slots=2, role="trainer", generation=1)
+        desk.receive("join", slots=2, role="trainer", generation=1)
     else:
         desk.report(report)
     desk.member.kill_after = -1.0
@@ -522,7 +522,7 @@ def test_while_others_may_still_run_the_spawner_is_killed(desk: Desk, report: Re
 @pytest.mark.parametrize("then", [-1.0, 5.0], ids=["while it is lost", "after contact came back"])
 def test_a_spawner_that_is_named_too_late_is_killed_at_once(desk: Desk, then: float) -> None:
     """Others have had the time to take the ranks of a launcher that stood still before it named its spawner."""
-    desk.tell(PEERS)
+    desk.notify(PEERS)
     desk.member.kill_after = -1.0
     desk.step()
     desk.member.kill_after = then
@@ -548,8 +548,8 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     desk.member.kill_after = -1.0
     desk.step()
     desk.member.kill_after = 5.0
-    desk.hear("join", slots=2, role="trainer", generation=1)
-    desk.tell(PEERS)
+    desk.receive("join", slots=2, role="trainer", generation=1)
+    desk.notify(PEERS)
     second = desk.start_sleeper()
 
     desk.guard(second)
@@ -560,9 +560,9 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
 def test_node_that_lost_contact_leaves_next_request_to_its_agent(desk: Desk) -> None:
     run_workers(desk)
 
-    desk.tell(ContactLost("nobody answers", 1.5))
+    desk.notify(ContactLost("nobody answers", 1.5))
 
-    assert desk.member.asked == [("join", 2, "trainer")]
+    assert desk.member.requests == [("join", 2, "trainer")]
 
 
 def test_already_ended_spawner_is_not_an_error(desk: Desk) -> None:
@@ -580,7 +580,7 @@ def test_already_ended_spawner_is_not_an_error(desk: Desk) -> None:
 def test_workers_count_as_dead_only_when_their_spawner_has_ended(desk: Desk) -> None:
     bridge = desk.bridge
     before = bridge.outlast(0.0)
-    desk.tell(PEERS)
+    desk.notify(PEERS)
     assigned = bridge.outlast(0.0)
     desk.guard(desk.spawner)
     running = bridge.outlast(0.0)

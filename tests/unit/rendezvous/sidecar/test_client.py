@@ -69,14 +69,14 @@ class Process:
         self.pid = os.posix_spawn(sleep, ["sleep", "60"], {})
         return ChildProcess(self.pid)
 
-    def say(self, op: str, *descriptors: int, **facts: object) -> None:
+    def send(self, op: str, *descriptors: int, **facts: object) -> None:
         self.channel.send({"op": op, **facts}, descriptors)
 
-    def tell(self, notice: Notice, *descriptors: int, generation: int = 0) -> None:
-        self.say("notice", *descriptors, notice=to_plain(notice), generation=generation)
+    def notify(self, notice: Notice, *descriptors: int, generation: int = 0) -> None:
+        self.send("notice", *descriptors, notice=to_plain(notice), generation=generation)
 
-    def heard(self) -> Message:
-        assert wait_readable([self.channel], LIMIT), "nothing was said"
+    def receive(self) -> Message:
+        assert wait_readable([self.channel], LIMIT), "no message"
         received = self.channel.receive()
         assert received is not None
         return received[0]
@@ -117,8 +117,8 @@ def job(heartbeat: float = HEARTBEAT, token: str | None = None, join_timeout: fl
 def member(process: Process, clock: Clock) -> Iterator[SidecarClient]:
     """A member whose process has begun and has its job."""
     member = SidecarClient(job(), clock=clock)
-    assert process.heard()["op"] == "job"
-    process.say("alive")
+    assert process.receive()["op"] == "job"
+    process.send("alive")
     assert taken(member) == []
     yield member
     process.end()
@@ -142,7 +142,7 @@ def failing(member: SidecarClient) -> BaseException:
 def test_the_process_learns_its_job_first_and_no_secret_by_its_command(process: Process, clock: Clock) -> None:
     member = SidecarClient(job(token="h4sh-h4sh"), clock=clock)
 
-    first = process.heard()
+    first = process.receive()
 
     assert NodeJob(**first["job"]) == job(token="h4sh-h4sh")
     assert "h4sh" not in "".join(process.environment.values())
@@ -165,7 +165,7 @@ def test_reports_go_over_in_their_order(member: SidecarClient, process: Process)
     member.post(Leave(member.node, "signal 15", 1))
     member.post(Close(member.node, "done"))
 
-    join, guard, *reports = [process.heard() for _ in range(7)]
+    join, guard, *reports = [process.receive() for _ in range(7)]
 
     assert join == {"op": "join", "slots": 2, "role": "trainer", "generation": 1}
     assert guard == {"op": "guard"}
@@ -181,7 +181,7 @@ def test_reports_go_over_in_their_order(member: SidecarClient, process: Process)
 def test_launcher_sends_signs_of_life_between_reports(process: Process) -> None:
     member = SidecarClient(job(heartbeat=0.05))
 
-    ops = [process.heard()["op"] for _ in range(4)]
+    ops = [process.receive()["op"] for _ in range(4)]
 
     assert ops == ["job", "alive", "alive", "alive"]
     process.end()
@@ -201,16 +201,16 @@ def test_no_report_waits_for_a_process_that_does_not_read(member: SidecarClient)
 
 
 def test_notices_arrive_in_order(member: SidecarClient, process: Process) -> None:
-    words: list[Notice] = [SEAT, RoundEnd(0, "rank 1 failed", True), Final(True, "all succeeded")]
-    for word in words:
-        process.tell(word)
+    notices: list[Notice] = [SEAT, RoundEnd(0, "rank 1 failed", True), Final(True, "all succeeded")]
+    for notice in notices:
+        process.notify(notice)
 
-    assert taken(member) == words
+    assert taken(member) == notices
 
 
 def test_the_end_is_known_once_it_was_taken(member: SidecarClient, process: Process) -> None:
     before = member.final
-    process.tell(Final(True, "all succeeded"))
+    process.notify(Final(True, "all succeeded"))
     taken(member)
 
     assert (before, member.final) == (None, Final(True, "all succeeded"))
@@ -219,7 +219,7 @@ def test_the_end_is_known_once_it_was_taken(member: SidecarClient, process: Proc
 def test_waiting_count_is_the_last_one_that_the_process_sent(member: SidecarClient, process: Process) -> None:
     counts = [member.waiting()]
     for count in (2, 1):
-        process.say("waiting", count=count)
+        process.send("waiting", count=count)
         assert taken(member) == []
         counts.append(member.waiting())
 
@@ -228,7 +228,7 @@ def test_waiting_count_is_the_last_one_that_the_process_sent(member: SidecarClie
 
 def test_socket_of_the_workers_store_is_returned_once_with_ranks(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        process.tell(SEAT, bound.fileno())
+        process.notify(SEAT, bound.fileno())
         taken(member)
         found, again = member.listener(), member.listener()
 
@@ -239,10 +239,10 @@ def test_socket_of_the_workers_store_is_returned_once_with_ranks(member: Sidecar
 
 def test_unclaimed_socket_is_closed_when_the_next_one_arrives(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        process.tell(SEAT, first.fileno())
+        process.notify(SEAT, first.fileno())
         taken(member)
         before = member._notices._listener
-        process.tell(SEAT, second.fileno())
+        process.notify(SEAT, second.fileno())
         taken(member)
 
         found = member.listener()
@@ -255,15 +255,15 @@ def test_an_answer_to_an_earlier_request_is_none_any_more(member: SidecarClient,
     member.join(1, "trainer")
     member.join(1, "trainer")
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        process.tell(SEAT, bound.fileno(), generation=1)
-    process.tell(SEAT, generation=2)
+        process.notify(SEAT, bound.fileno(), generation=1)
+    process.notify(SEAT, generation=2)
 
     assert [SEAT] == taken(member)
     assert member.listener() is None
 
 
 def test_lost_contact_arrives_as_the_process_reports_it(member: SidecarClient, process: Process) -> None:
-    process.say("lost", why="no answer for 6 s", grace=1.5)
+    process.send("lost", why="no answer for 6 s", grace=1.5)
 
     assert taken(member) == [ContactLost("no answer for 6 s", 1.5)]
 
@@ -282,7 +282,7 @@ def test_lost_contact_arrives_as_the_process_reports_it(member: SidecarClient, p
 def test_an_error_over_there_is_raised_here_as_the_same_class(
     member: SidecarClient, process: Process, kind: str, expected: type[Exception]
 ) -> None:
-    process.say("error", kind=kind, text="too few nodes came")
+    process.send("error", kind=kind, text="too few nodes came")
 
     error = failing(member)
 
@@ -291,8 +291,8 @@ def test_an_error_over_there_is_raised_here_as_the_same_class(
 
 
 def test_notices_before_an_error_are_returned_first(member: SidecarClient, process: Process) -> None:
-    process.say("lost", why="nobody answers", grace=1.0)
-    process.say("error", kind="RendezvousConnectionError", text="gone")
+    process.send("lost", why="nobody answers", grace=1.0)
+    process.send("error", kind="RendezvousConnectionError", text="gone")
 
     first = taken(member)
 
@@ -305,7 +305,7 @@ def test_notices_before_an_error_are_returned_first(member: SidecarClient, proce
 def test_log_records_of_the_process_are_logged_here(
     member: SidecarClient, process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process.say("log", level=logging.WARNING, text="waiting for 2 of 4 nodes")
+    process.send("log", level=logging.WARNING, text="waiting for 2 of 4 nodes")
 
     with caplog.at_level(logging.INFO, logger="elasticlib"):
         assert taken(member) == []
@@ -319,14 +319,14 @@ def test_log_records_of_the_process_are_logged_here(
 
 
 def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: SidecarClient, process: Process) -> None:
-    process.say("hosts")
+    process.send("hosts")
     taken(member)
     process.end()
 
-    word, gone = taken(member)
+    lost, store_gone = taken(member)
 
-    assert isinstance(word, ContactLost) and isinstance(gone, StoreGone)
-    assert word.grace == pytest.approx(0.15 * HEARTBEAT)
+    assert isinstance(lost, ContactLost) and isinstance(store_gone, StoreGone)
+    assert lost.grace == pytest.approx(0.15 * HEARTBEAT)
     assert member.poll_timeout() == 0.0
     assert isinstance(failing(member), RendezvousConnectionError)
 
@@ -334,14 +334,14 @@ def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: Side
 def test_a_process_that_dies_is_replaced_under_the_nodes_name(member: SidecarClient, process: Process) -> None:
     process.end()
 
-    (word,) = taken(member)
+    (lost,) = taken(member)
     member.join(2, "trainer")
 
-    assert isinstance(word, ContactLost)
-    given = process.heard()["job"]
+    assert isinstance(lost, ContactLost)
+    given = process.receive()["job"]
     assert ("n1/1-a", 1) == (given["node"], given["sidecars"])
-    assert given["after"] in word.why
-    assert "join" == process.heard()["op"]
+    assert given["after"] in lost.why
+    assert "join" == process.receive()["op"]
 
 
 def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
@@ -350,11 +350,11 @@ def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
     """The next one gets the coordinator's document and the listening socket, which stays open."""
     with socket.create_server(("127.0.0.1", 0)) as endpoint:
         place = endpoint.getsockname()
-        process.say("hosts", endpoint.fileno())
+        process.send("hosts", endpoint.fileno())
     taken(member)
     process.end()
-    (word,) = taken(member)
-    assert isinstance(word, ContactLost)
+    (lost,) = taken(member)
+    assert isinstance(lost, ContactLost)
 
     received = process.channel.receive()
 
@@ -363,7 +363,7 @@ def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
     with socket.socket(fileno=listening) as endpoint, socket.create_connection(place):
         assert place == endpoint.getsockname()
     assert os.path.sameopenfile(document, member._succession.kept.descriptors()["document"])
-    assert word.why.partition(": ")[2] in caplog.text
+    assert lost.why.partition(": ")[2] in caplog.text
     os.close(lease), os.close(document)
     process.end()
     member.close()
@@ -372,7 +372,7 @@ def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
 
 
 def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> None:
-    process.say("hosts")
+    process.send("hosts")
     taken(member)
     process.end()
     taken(member)
@@ -382,7 +382,7 @@ def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> No
 
 
 def test_posting_to_a_dead_process_raises_nothing(member: SidecarClient, process: Process) -> None:
-    process.say("hosts")
+    process.send("hosts")
     taken(member)
     process.end()
     taken(member)
@@ -397,8 +397,8 @@ def test_a_process_that_does_not_answer_is_lost_contact_once(member: SidecarClie
     clock.now += 0.45 * HEARTBEAT
 
     assert member.poll_timeout() == 0.0
-    (word,) = member.drain()
-    assert isinstance(word, ContactLost) and "does not answer" in word.why
+    (lost,) = member.drain()
+    assert isinstance(lost, ContactLost) and "does not answer" in lost.why
     assert (member.drain(), member.poll_timeout()) == ([], 60.0)
 
 
@@ -418,32 +418,32 @@ def test_a_process_that_stays_silent_is_given_up(member: SidecarClient, clock: C
 def test_a_process_that_answers_again_is_watched_again(member: SidecarClient, process: Process, clock: Clock) -> None:
     clock.now += HEARTBEAT
     member.drain()
-    process.say("alive")
+    process.send("alive")
 
     assert taken(member) == []
     assert member.poll_timeout() == pytest.approx(0.45 * HEARTBEAT)
     clock.now += HEARTBEAT
-    assert [type(word) for word in member.drain()] == [ContactLost]
+    assert [type(event) for event in member.drain()] == [ContactLost]
 
 
 def test_a_program_that_may_stand_still_gives_its_process_that_time_too(process: Process, clock: Clock) -> None:
     member = SidecarClient(job(), stall=1.0, clock=clock)
-    said = process.heard()
-    process.say("alive")
+    message = process.receive()
+    process.send("alive")
     taken(member)
     clock.now += 1.4 * HEARTBEAT
     before = member.drain()
 
     clock.now += 0.2 * HEARTBEAT
 
-    assert (said["stillness"], before) == (1.0, [])
-    assert [type(word) for word in member.drain()] == [ContactLost]
+    assert (message["stillness"], before) == (1.0, [])
+    assert [type(event) for event in member.drain()] == [ContactLost]
     process.end()
     member.close()
 
 
 def test_answers_that_wait_count_before_silence(member: SidecarClient, process: Process, clock: Clock) -> None:
-    process.say("alive")
+    process.send("alive")
     wait_readable([member], LIMIT)
     clock.now += 10 * HEARTBEAT
 
@@ -474,18 +474,18 @@ def test_wait_for_a_process_that_has_not_begun_is_logged(
             clock.now += 4.0
             assert member.drain() == []
     patience.append(member.poll_timeout())
-    process.say("alive")
+    process.send("alive")
     taken(member)
     clock.now += 40.0
     with caplog.at_level(logging.WARNING, "elasticlib"):
         member.drain()
 
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.partition(": ")[0] for line in said] == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in logged] == [
         f"node n1/1-a has waited {seconds} s for job 'job'" for seconds in (8, 16, 32)
     ]
-    assert all("`import torch` takes so long" in line for line in said)
-    assert said[0].endswith("; 42 s left")
+    assert all("`import torch` takes so long" in line for line in logged)
+    assert logged[0].endswith("; 42 s left")
     assert patience == [5.0, 2.0]
     process.end()
     member.close()
@@ -493,7 +493,7 @@ def test_wait_for_a_process_that_has_not_begun_is_logged(
 
 def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Clock) -> None:
     member = SidecarClient(job(heartbeat=0.0), clock=clock)
-    process.say("alive")
+    process.send("alive")
     taken(member)
 
     clock.now += 1e6
@@ -512,9 +512,9 @@ def test_a_process_that_cannot_be_replaced_ends_the_nodes_part(
     monkeypatch.setattr(_sidecar_client, "spawn", refuse)
     process.end()
 
-    (word,) = taken(member)
+    (lost,) = taken(member)
 
-    assert isinstance(word, ContactLost)
+    assert isinstance(lost, ContactLost)
     with pytest.raises(StartError, match="no more processes"):
         member.drain()
 
@@ -526,7 +526,7 @@ def test_closing_parts_from_the_process_and_waits_for_its_end(member: SidecarCli
     os.kill(process.pid, signal.SIGTERM)
     member.close()
 
-    assert process.heard() == {"op": "close", "stays": False}
+    assert process.receive() == {"op": "close", "stays": False}
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
 
@@ -553,13 +553,13 @@ def test_closed_client_returns_no_notices_and_refuses_reports(member: SidecarCli
 
 def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: SidecarClient, process: Process) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        process.tell(SEAT, bound.fileno())
+        process.notify(SEAT, bound.fileno())
         taken(member)
-    held = member._notices._listener
+    listener = member._notices._listener
     process.end()
     member.close()
 
-    assert held is not None and held.fileno() == -1
+    assert listener is not None and listener.fileno() == -1
 
 
 def test_a_forked_child_ends_nothing_of_its_parents(member: SidecarClient, process: Process) -> None:
@@ -571,7 +571,7 @@ def test_a_forked_child_ends_nothing_of_its_parents(member: SidecarClient, proce
             os._exit(0)
     os.waitpid(pid, 0)
 
-    process.say("alive")
+    process.send("alive")
 
     assert taken(member) == []
     os.kill(process.pid, 0)

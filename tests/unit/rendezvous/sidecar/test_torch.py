@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 
 
-def told(script: str, *path: Path) -> str:
+def output_of(script: str, *path: Path) -> str:
     """Return the output of *script*, run in a program that has `import_stores`."""
     head = "from elasticlib.rendezvous.sidecar import _torch\nimport sys\n"
     done = subprocess.run(
@@ -43,7 +43,7 @@ except DistStoreError:
 
 
 def test_the_stores_are_torchs_own_and_nothing_else_of_it_is_imported() -> None:
-    assert "True\nb'value'\nTrue" == told(
+    assert "True\nb'value'\nTrue" == output_of(
         f"print(_torch.import_stores()){STORES}print(not any(name.startswith('torch.nn') for name in sys.modules))"
     )
 
@@ -62,7 +62,7 @@ def test_whole_torch_is_used_if_partial_import_is_not_known_to_work(fault: str) 
     print(torch.zeros(1).item(), torch.distributed.is_available())
     """
 
-    assert "False\n0.0 True" == told(script)
+    assert "False\n0.0 True" == output_of(script)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_package_of_an_untried_release_is_left_alone(text: str, tmp_path: Path) 
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(text, encoding="latin-1")
 
-    assert "False False" == told("print(_torch.import_stores(), 'torch' in sys.modules)", tmp_path)
+    assert "False False" == output_of("print(_torch.import_stores(), 'torch' in sys.modules)", tmp_path)
 
 
 def test_without_torch_nothing_is_done(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_without_torch_nothing_is_done(tmp_path: Path) -> None:
     print(_torch.import_stores(), "torch" in sys.modules)
     """
 
-    assert "False False" == told(script)
+    assert "False False" == output_of(script)

@@ -42,13 +42,13 @@ HOLD = RenewedKey("leader", "a/1", 7, 1, TTL)
 
 @define
 class Shell:
-    """Tells a candidacy what came of what it asked for."""
+    """Passes on to a candidacy the results of its requests."""
 
     candidacy: Candidacy = Factory(lambda: Candidacy(TTL).step(Done(), 100.0)[0])
     now: float = 100.0
     done: list[Action] = Factory(list)
 
-    def hear(self, *events: Event, after: float = 0.0) -> list[Action]:
+    def handle(self, *events: Event, after: float = 0.0) -> list[Action]:
         """Return the actions that follow the last of *events*, without logs."""
         self.now += after
         for event in events:
@@ -60,9 +60,9 @@ class Shell:
         self.candidacy = self.candidacy.close()
 
     def leading(self) -> Shell:
-        assert [Acquire(TTL)] == self.hear(Done(), Found(1, False))
-        assert [Lead(HOLD)] == self.hear(Acquired(HOLD))
-        assert [Rest(TTL / 3)] == self.hear(Elected())
+        assert [Acquire(TTL)] == self.handle(Done(), Found(1, False))
+        assert [Lead(HOLD)] == self.handle(Acquired(HOLD))
+        assert [Rest(TTL / 3)] == self.handle(Elected())
         return self
 
 
@@ -73,37 +73,37 @@ def test_candidate_connects_first() -> None:
 def test_candidate_waits_for_a_change_and_looks_again_if_leader_exists() -> None:
     shell = Shell()
 
-    assert [FindLeader()] == shell.hear(Done())
-    assert [Await(3, SLICE)] == shell.hear(Found(3, True))
-    assert [FindLeader()] == shell.hear(Done())
+    assert [FindLeader()] == shell.handle(Done())
+    assert [Await(3, SLICE)] == shell.handle(Found(3, True))
+    assert [FindLeader()] == shell.handle(Done())
 
 
 def test_candidate_looks_for_leader_again_if_lease_was_not_acquired() -> None:
-    assert [FindLeader()] == Shell().hear(Done(), Found(1, False), Acquired(None))
+    assert [FindLeader()] == Shell().handle(Done(), Found(1, False), Acquired(None))
 
 
 def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
     shell = Shell().leading()
 
-    assert [Renew(HOLD)] == shell.hear(Done(), after=TTL / 3)
-    assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
-    assert [Renew(HOLD)] == shell.hear(Done(), after=TTL / 3)
-    assert [Rest(TTL / 3)] == shell.hear(Renewed(True))
+    assert [Renew(HOLD)] == shell.handle(Done(), after=TTL / 3)
+    assert [Keep(), Rest(TTL / 3)] == shell.handle(Renewed(True))
+    assert [Renew(HOLD)] == shell.handle(Done(), after=TTL / 3)
+    assert [Rest(TTL / 3)] == shell.handle(Renewed(True))
 
 
 def test_a_term_counts_from_when_the_renewal_was_sent() -> None:
     shell = Shell().leading()
-    shell.hear(Done(), after=2.0)
-    shell.hear(Renewed(True), after=3.0)
+    shell.handle(Done(), after=2.0)
+    shell.handle(Renewed(True), after=3.0)
 
     assert 100.0 + 2.0 + TTL == shell.candidacy.until
 
 
 def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     shell = Shell()
-    shell.hear(Done(), Found(1, False))
+    shell.handle(Done(), Found(1, False))
 
-    assert [ReleaseLeadership(HOLD), FindLeader()] == shell.hear(Acquired(HOLD), after=TTL)
+    assert [ReleaseLeadership(HOLD), FindLeader()] == shell.handle(Acquired(HOLD), after=TTL)
 
 
 @pytest.mark.parametrize(
@@ -118,45 +118,45 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
 def test_a_term_that_ends_lets_its_holder_stand_again(renews: bool, end: Event, after: float, why: str) -> None:
     shell = Shell().leading()
     if renews:
-        shell.hear(Done(), after=TTL / 3)
+        shell.handle(Done(), after=TTL / 3)
 
-    assert [StepDown(why, True), ReleaseLeadership(HOLD), FindLeader()] == shell.hear(end, after=after)
-    assert [Acquire(TTL)] == shell.hear(Found(9, False))
+    assert [StepDown(why, True), ReleaseLeadership(HOLD), FindLeader()] == shell.handle(end, after=after)
+    assert [Acquire(TTL)] == shell.handle(Found(9, False))
 
 
 def test_nobody_stands_again_when_the_job_is_over() -> None:
     shell = Shell().leading()
 
-    assert [StepDown("purged", False), ReleaseLeadership(HOLD)] == shell.hear(Over("purged", last=True))
+    assert [StepDown("purged", False), ReleaseLeadership(HOLD)] == shell.handle(Over("purged", last=True))
     assert shell.candidacy.stopped
-    assert [] == shell.hear(Done())
+    assert [] == shell.handle(Done())
 
 
 def test_candidate_unable_to_coordinate_releases_leadership_and_rests() -> None:
     shell = Shell()
-    shell.hear(Done(), Found(1, False), Acquired(HOLD))
+    shell.handle(Done(), Found(1, False), Acquired(HOLD))
 
-    assert [ReleaseLeadership(HOLD), Rest(PAUSE)] == shell.hear(Declined("it broke"))
-    assert [FindLeader()] == shell.hear(Done())
+    assert [ReleaseLeadership(HOLD), Rest(PAUSE)] == shell.handle(Declined("it broke"))
+    assert [FindLeader()] == shell.handle(Done())
 
 
 def test_broken_connection_is_replaced_within_the_remaining_term() -> None:
     shell = Shell().leading()
-    shell.hear(Done(), after=2.0)
+    shell.handle(Done(), after=2.0)
 
-    assert [Rest(PAUSE)] == shell.hear(ConnectionBroke("reset"))
-    assert [ConnectToStore(TTL - 2.5)] == shell.hear(Done(), after=0.5)
-    assert [Renew(HOLD)] == shell.hear(Done())
-    assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
+    assert [Rest(PAUSE)] == shell.handle(ConnectionBroke("reset"))
+    assert [ConnectToStore(TTL - 2.5)] == shell.handle(Done(), after=0.5)
+    assert [Renew(HOLD)] == shell.handle(Done())
+    assert [Keep(), Rest(TTL / 3)] == shell.handle(Renewed(True))
 
 
 def test_without_a_connection_nothing_is_released_when_the_term_ends() -> None:
     shell = Shell().leading()
-    shell.hear(Done(), after=2.0)
-    shell.hear(ConnectionBroke("reset"))
+    shell.handle(Done(), after=2.0)
+    shell.handle(ConnectionBroke("reset"))
 
-    told = StepDown("the lease was not renewed for 6 s", True)
-    assert [told, ConnectToStore(TTL)] == shell.hear(Done(), after=TTL)
+    step_down = StepDown("the lease was not renewed for 6 s", True)
+    assert [step_down, ConnectToStore(TTL)] == shell.handle(Done(), after=TTL)
 
 
 @pytest.mark.parametrize("last", [Done(), Over("it resigned")])
@@ -164,7 +164,7 @@ def test_node_that_closes_while_it_leads_resigns(last: Event) -> None:
     shell = Shell().leading()
 
     shell.close()
-    end = shell.hear(last)
+    end = shell.handle(last)
 
     assert [False] == [action.is_news for action in end if isinstance(action, StepDown)]
     assert [ReleaseLeadership(HOLD)] == end[1:]
@@ -178,11 +178,11 @@ def test_node_that_closes_while_it_leads_resigns(last: Event) -> None:
 )
 def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Action]) -> None:
     shell = Shell()
-    shell.hear(Done(), Found(1, taken))
+    shell.handle(Done(), Found(1, taken))
 
     shell.close()
 
-    assert done == shell.hear(event)
+    assert done == shell.handle(event)
     assert shell.candidacy.stopped
 
 
@@ -190,28 +190,28 @@ def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Actio
 def test_no_course_of_events_leads_past_the_term_or_to_idleness(data: Any) -> None:
     """For any answer at any time: one action is pending, and a term lies within its hold."""
     shell = Shell()
-    asked: Action = ConnectToStore(TTL)
-    elected = False
+    pending: Action = ConnectToStore(TTL)
+    leads = False
     for _ in range(data.draw(st.integers(1, 40))):
         if data.draw(st.integers(0, 30)) == 0:
             shell.close()
-        event = data.draw(st.sampled_from(ANSWERS[type(asked)]))
+        event = data.draw(st.sampled_from(ANSWERS[type(pending)]))
         before = shell.candidacy
-        out = shell.hear(event, after=data.draw(st.sampled_from((0.0, 0.1, 2.0, 7.0))))
-        elected = elected or isinstance(event, Elected)
+        out = shell.handle(event, after=data.draw(st.sampled_from((0.0, 0.1, 2.0, 7.0))))
+        leads = leads or isinstance(event, Elected)
         for action in out:
             if isinstance(action, Lead):
                 assert shell.now < shell.candidacy.until
-            elected = elected and not isinstance(action, StepDown)
-        if elected:
+            leads = leads and not isinstance(action, StepDown)
+        if leads:
             assert shell.candidacy.hold is not None
             assert shell.now < shell.candidacy.until
         if shell.candidacy.stopped:
             assert shell.candidacy.hold is None
             assert not any(isinstance(action, tuple(ANSWERS)) for action in out)
             return
-        asked = out[-1]
-        assert isinstance(asked, tuple(ANSWERS))
+        pending = out[-1]
+        assert isinstance(pending, tuple(ANSWERS))
         assert before.ttl == shell.candidacy.ttl
 
 

@@ -64,9 +64,9 @@ def many_open_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_open_files")
 def test_calls_share_a_connection_with_any_descriptor_number(line: Line) -> None:
-    asked = [line.call("GET", "/").json() for _ in range(3)]
+    answers = [line.call("GET", "/").json() for _ in range(3)]
 
-    assert asked[0] == asked[1] == asked[2]
+    assert answers[0] == answers[1] == answers[2]
     assert line._kept is not None
     assert line._kept.sock.fileno() > FD_SETSIZE
 

@@ -70,7 +70,7 @@ class Meeting:
     def __init__(self, size: int, one_store: bool = False) -> None:
         self.size, self.one_store = size, one_store
         self.turned = threading.Condition()
-        self.came: list[Handler] = []
+        self.arrived: list[Handler] = []
         self.rounds = 0
         self.closed = False
         self.values: dict[str, Any] = {}
@@ -95,13 +95,13 @@ class Handler:
         meeting = self.meeting
         with meeting.turned:
             self.place, found = None, self._found
-            meeting.came.append(self)
-            if len(meeting.came) == meeting.size:
+            meeting.arrived.append(self)
+            if len(meeting.arrived) == meeting.size:
                 prefix = "" if meeting.one_store else f"{meeting.rounds}/"
-                for rank, handler in enumerate(meeting.came):
+                for rank, handler in enumerate(meeting.arrived):
                     store = DictStore(meeting.values, meeting.lock, prefix)
                     handler.place = Info(store, rank, meeting.size)
-                meeting.came, meeting.rounds = [], meeting.rounds + 1
+                meeting.arrived, meeting.rounds = [], meeting.rounds + 1
                 meeting.turned.notify_all()
             meeting.turned.wait_for(lambda: found() is not None or meeting.closed)
             if (place := found()) is None:
@@ -114,7 +114,7 @@ class Handler:
     def num_nodes_waiting(self) -> int:
         if self.meeting.broken is not None:
             raise self.meeting.broken
-        return len(self.meeting.came)
+        return len(self.meeting.arrived)
 
     def is_closed(self) -> bool:
         return self.meeting.closed
@@ -155,16 +155,16 @@ def cluster() -> Iterator[Cluster]:
 
 
 def take(member: HandlerMember) -> MembershipEvent:
-    """The next word, which must be the only one."""
-    assert select.select([member], [], [], LIMIT)[0], f"no word within {LIMIT:g} s"
-    [word] = member.drain()
-    return word
+    """Return the next event, which must be the only one."""
+    assert select.select([member], [], [], LIMIT)[0], f"no event within {LIMIT:g} s"
+    [event] = member.drain()
+    return event
 
 
 def expect(kind: type[T], member: HandlerMember) -> T:
-    word = take(member)
-    assert isinstance(word, kind), word
-    return word
+    event = take(member)
+    assert isinstance(event, kind), event
+    return event
 
 
 class Team:
@@ -390,7 +390,7 @@ def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster
     team = Team(cluster)
     team.post(0, Succeeded)
     select.select([team.members[0]], [], [], 0.02)
-    team.meeting.came.append(Handler(team.meeting))
+    team.meeting.arrived.append(Handler(team.meeting))
     quiet = select.select(team.members, [], [], 0.05)[0]
     team.post(1, Succeeded)
 
@@ -457,9 +457,9 @@ def test_orderly_ends_of_a_handler_are_known_by_the_names_of_their_errors(
     member = cluster.member(handler)
     member.join(1, "trainer")
 
-    word = take(member)
+    event = take(member)
 
-    assert final == word
+    assert final == event
 
 
 def raiser(error: Exception) -> Callable[[], Any]:
