@@ -40,8 +40,8 @@ from elasticlib.state import RunResult, WorkerState
 from tests.patching import replace_everywhere
 
 
-def config(**asked: Any) -> LaunchConfig:
-    return LaunchConfig(nproc_per_node=2, **asked)
+def config(**options: Any) -> LaunchConfig:
+    return LaunchConfig(nproc_per_node=2, **options)
 
 
 class Agent:
@@ -137,7 +137,7 @@ def test_agent_concludes_with_its_own_error_only(
 
 
 @pytest.mark.parametrize(
-    ("asked", "handler"),
+    ("options", "handler"),
     [
         ({}, type(None)),
         ({"handler": "console"}, metrics.ConsoleMetricHandler),
@@ -145,9 +145,9 @@ def test_agent_concludes_with_its_own_error_only(
     ],
 )
 def test_metrics_of_a_launch_go_to_the_configured_handler(
-    agent: type[Agent], asked: dict[str, str], handler: type
+    agent: type[Agent], options: dict[str, str], handler: type
 ) -> None:
-    launch_agent(config(metrics_cfg=asked), print)
+    launch_agent(config(metrics_cfg=options), print)
 
     assert type(agent.made[0].options["metric_handler"]) is handler
 
@@ -177,14 +177,14 @@ def test_metrics_cfg_takes_the_place_of_the_programs_handler(
     assert capsys.readouterr().out.count(".run.failure=1\n") == (1 if name == "console" else 0)
 
 
-def unstartable(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> LaunchConfig:
+def unstartable(monkeypatch: pytest.MonkeyPatch, **options: Any) -> LaunchConfig:
     """A launch whose agent runs as far as its first worker."""
 
     def start(*args: Any, **options: Any) -> dict[int, int]:
         raise StartError("no process")
 
     monkeypatch.setattr("elasticlib.workers._processes.Processes.start", start)
-    return config(preload=(), **asked)
+    return config(preload=(), **options)
 
 
 def local_function() -> Any:
@@ -242,7 +242,7 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "asked", "named"),
+    ("entrypoint", "options", "named"),
     [
         ("missing.py", {}, "'missing.py' was not found"),
         (7, {}, "entrypoint=7, a int, is not a callable"),
@@ -261,13 +261,13 @@ def test_a_launch_meets_nobody_before_all_of_it_is_checked(
     caplog: pytest.LogCaptureFixture,
     nodes: int,
     entrypoint: Any,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     named: str,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
     with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ConfigError, match=named):
-        launch_agent(config(**(NODES if nodes == 2 else {}), **asked), entrypoint)
+        launch_agent(config(**(NODES if nodes == 2 else {}), **options), entrypoint)
 
     assert caplog.messages == []
 
@@ -281,11 +281,11 @@ def test_a_binding_that_cannot_be_is_refused_before_anyone_is_met(
         launch_agent(config(**NODES, numa_options=NumaOptions(AffinityMode.NODE)), print)
 
 
-@pytest.mark.parametrize("asked", [7, None, "train.py", {"nproc_per_node": 2, "token": "s3cret"}, LaunchConfig])
-def test_object_that_is_not_a_configuration_is_refused_at_once_by_name(nothing_opens: None, asked: Any) -> None:
+@pytest.mark.parametrize("given", [7, None, "train.py", {"nproc_per_node": 2, "token": "s3cret"}, LaunchConfig])
+def test_object_that_is_not_a_configuration_is_refused_at_once_by_name(nothing_opens: None, given: Any) -> None:
     for call in (elastic_launch, launch_agent):
         with pytest.raises(ConfigError, match="not a LaunchConfig: give one, such as") as caught:
-            call(asked, print)
+            call(given, print)
 
         assert "s3cret" not in str(caught.value)
 
@@ -305,7 +305,7 @@ class Health:
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "asked"),
+    ("entrypoint", "given"),
     [
         (print, 7),
         (print, LaunchConfig(event_log_handler="nowhere")),
@@ -313,11 +313,11 @@ class Health:
         ("missing.py", LaunchConfig(nproc_per_node=2)),
     ],
 )
-def test_a_callers_health_check_is_stopped_by_a_refusal_too(nothing_opens: None, entrypoint: Any, asked: Any) -> None:
+def test_a_callers_health_check_is_stopped_by_a_refusal_too(nothing_opens: None, entrypoint: Any, given: Any) -> None:
     health: Any = Health()
 
     with pytest.raises(ConfigError):
-        launch_agent(asked, entrypoint, (), health)
+        launch_agent(given, entrypoint, (), health)
 
     assert health.stopped == 1
 
@@ -347,7 +347,7 @@ def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "warnings"),
     [
         (
             {"local_ranks_filter": [7]},
@@ -374,13 +374,13 @@ def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_local_ranks_that_this_node_does_not_have_are_warned_of(
-    agent: type[Agent], caplog: pytest.LogCaptureFixture, tmp_path: Path, asked: dict[str, Any], said: list[str]
+    agent: type[Agent], caplog: pytest.LogCaptureFixture, tmp_path: Path, options: dict[str, Any], warnings: list[str]
 ) -> None:
-    launch_agent(config(logs_specs=DefaultLogsSpecs(tmp_path, **asked)), print)
+    launch_agent(config(logs_specs=DefaultLogsSpecs(tmp_path, **options)), print)
 
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert said == [text.partition(":")[0] for text in warned]
-    hidden = asked.get("local_ranks_filter") == [7]
+    assert warnings == [text.partition(":")[0] for text in warned]
+    hidden = options.get("local_ranks_filter") == [7]
     assert hidden == any("no worker of this node is shown" in text for text in warned)
 
 
@@ -397,7 +397,7 @@ NOWHERE = DefaultLogsSpecs(os.devnull)
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint='': 2 nodes need a common endpoint"),
         (
@@ -420,13 +420,13 @@ NOWHERE = DefaultLogsSpecs(os.devnull)
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(
-    agent: type[Agent], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], named: str
+    agent: type[Agent], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
 ) -> None:
     """Rows 026, 033 and 034."""
     monkeypatch.setattr(socket, "create_connection", refuse)
 
     with pytest.raises(ValueError, match=named):
-        launch_agent(config(**asked), print)
+        launch_agent(config(**options), print)
     assert agent.made == []
 
 
@@ -449,23 +449,23 @@ def test_a_stop_time_that_is_none_is_refused(agent: type[Agent], value: str, mon
 
 
 @pytest.mark.parametrize(
-    ("asked", "variable", "seconds"),
+    ("configured", "variable", "seconds"),
     [(None, None, 30), (None, "7", 7), (3, "7", 3), (0, "7", 0), (3, "soon", 3), (None, " 7 ", 7), (None, "-1", 0)],
 )
 def test_the_stop_time_is_the_configs_else_the_environments_else_30_s(
-    agent: type[Agent], asked: int | None, variable: str | None, seconds: int, monkeypatch: pytest.MonkeyPatch
+    agent: type[Agent], configured: int | None, variable: str | None, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     if variable is not None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", variable)
 
-    launch_agent(config(shutdown_timeout=asked), print)
+    launch_agent(config(shutdown_timeout=configured), print)
 
     assert agent.made[0].options["shutdown_timeout"] == seconds
 
 
 def test_agent_gets_all_requested_options(agent: type[Agent]) -> None:
-    asked = config(
+    launch_config = config(
         role="trainer",
         max_restarts=5,
         monitor_interval=0.5,
@@ -481,7 +481,7 @@ def test_agent_gets_all_requested_options(agent: type[Agent]) -> None:
         duplicate_stderr_filters=["error"],
     )
 
-    elastic_launch(asked, print)(1, 2, sep="-")
+    elastic_launch(launch_config, print)(1, 2, sep="-")
 
     (made,) = agent.made
     spec = made.spec
@@ -505,12 +505,12 @@ def test_a_launch_without_a_name_gets_one_of_its_own(agent: type[Agent]) -> None
 
 
 def test_a_config_is_not_changed_by_its_launch(agent: type[Agent]) -> None:
-    asked = config(logs_specs=DefaultLogsSpecs())
+    launch_config = config(logs_specs=DefaultLogsSpecs())
 
-    launch_agent(asked, print)
+    launch_agent(launch_config, print)
 
-    assert asked == config(logs_specs=DefaultLogsSpecs())
-    assert asked.logs_specs is not None and asked.logs_specs.root_log_dir == ""
+    assert launch_config == config(logs_specs=DefaultLogsSpecs())
+    assert launch_config.logs_specs is not None and launch_config.logs_specs.root_log_dir == ""
 
 
 # Who it meets.
@@ -582,14 +582,14 @@ def test_a_node_is_named_after_its_host_and_unlike_any_other(
 
 
 @pytest.mark.parametrize(
-    ("asked", "variable", "token"),
+    ("configured", "variable", "token"),
     [(None, None, None), (None, "", None), (None, "theirs", "theirs"), ("mine", "theirs", "mine")],
 )
 def test_a_token_is_the_configs_else_the_environments(
     agent: type[Agent],
     jobs: list[NodeJob],
     monkeypatch: pytest.MonkeyPatch,
-    asked: str | None,
+    configured: str | None,
     variable: str | None,
     token: str | None,
 ) -> None:
@@ -597,7 +597,7 @@ def test_a_token_is_the_configs_else_the_environments(
     if variable is not None:
         monkeypatch.setenv("ELASTICLIB_TOKEN", variable)
 
-    launch_agent(config(**NODES, token=asked), print)
+    launch_agent(config(**NODES, token=configured), print)
 
     assert [token] == [job.token for job in jobs]
 

@@ -175,17 +175,17 @@ def test_invalid_is_host_value_is_refused(value: Any) -> None:
     ],
 )
 def test_unknown_key_is_ignored_and_named_with_the_nearest_one(name: str, near: str) -> None:
-    (said,) = read("c10d", {name: "1"}).idle
+    (warning,) = read("c10d", {name: "1"}).idle
 
-    assert f"{name} is unknown and has no effect: did you mean {near}" in said
-    assert "store_type" in said
-    assert "ca_cert" not in said
+    assert f"{name} is unknown and has no effect: did you mean {near}" in warning
+    assert "store_type" in warning
+    assert "ca_cert" not in warning
 
 
 def test_an_unknown_key_that_is_like_no_other_is_named_with_all_known_ones() -> None:
-    (said,) = read("static", {"zzz": "1"}).idle
+    (warning,) = read("static", {"zzz": "1"}).idle
 
-    assert "zzz is unknown and has no effect: rdzv_backend='static' accepts join_timeout, " in said
+    assert "zzz is unknown and has no effect: rdzv_backend='static' accepts join_timeout, " in warning
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_an_unknown_key_that_is_like_no_other_is_named_with_all_known_ones() -> 
 @pytest.mark.parametrize("value", ["1", "nonsense"])
 def test_key_of_another_back_end_names_the_one_that_uses_it(backend: str, name: str, others: str, value: str) -> None:
     """The message does not depend on the value, which is not read."""
-    (said,) = read(backend, {name: value}).idle
+    (warning,) = read(backend, {name: value}).idle
 
-    assert f"{name} has no effect with rdzv_backend='{backend}', only with {others}" in said
+    assert f"{name} has no effect with rdzv_backend='{backend}', only with {others}" in warning
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_key_of_another_back_end_names_the_one_that_uses_it(backend: str, name: 
 def test_a_bad_value_of_a_key_that_torch_does_not_look_at_is_ignored_aloud(backend: str, name: str) -> None:
     options = read(backend, {name: "soon"})
 
-    assert [f"{name} must be"] == [f"{name} must be" for said in options.idle if f"{name} must be" in said]
+    assert [f"{name} must be"] == [f"{name} must be" for text in options.idle if f"{name} must be" in text]
     assert options == evolve(read(backend, {}), idle=options.idle)
 
 
@@ -226,17 +226,17 @@ def test_the_time_between_repeated_writes_is_checked(value: Any) -> None:
         read("c10d", {"cas_backoff_max_seconds": value})
 
 
-@pytest.mark.parametrize(("value", "said"), [("1.5", 1), ("0", 0), (0.0, 0)])
-def test_backoff_of_repeated_writes_is_ignored_and_named_unless_0(value: Any, said: int) -> None:
+@pytest.mark.parametrize(("value", "count"), [("1.5", 1), ("0", 0), (0.0, 0)])
+def test_backoff_of_repeated_writes_is_ignored_and_named_unless_0(value: Any, count: int) -> None:
     options = read("c10d", {"cas_backoff_max_seconds": value})
 
-    assert said == len(options.idle)
+    assert count == len(options.idle)
     assert options == evolve(read("c10d", {}), idle=options.idle)
 
 
-@pytest.mark.parametrize(("given", "word"), [("TCP", "tcp"), (" File ", "file")])
-def test_text_options_are_read_in_any_case(given: str, word: str) -> None:
-    assert word == read("c10d", {"store_type": given}).store_type
+@pytest.mark.parametrize(("given", "expected"), [("TCP", "tcp"), (" File ", "file")])
+def test_text_options_are_read_in_any_case(given: str, expected: str) -> None:
+    assert expected == read("c10d", {"store_type": given}).store_type
 
 
 def test_a_protocol_is_read_in_any_case() -> None:
@@ -263,7 +263,7 @@ def test_of_two_names_of_one_tls_file_the_one_that_torch_reads_counts(backend: s
     options = read(backend, {"protocol": "https", "cert": "/c", "ssl_cert": "/d"})
 
     assert file == options.others["ssl_cert"]
-    assert [f"{file!r} is given too"] == [said.rpartition(": ")[2] for said in options.idle]
+    assert [f"{file!r} is given too"] == [each.rpartition(": ")[2] for each in options.idle]
 
 
 def test_tls_files_without_tls_have_no_effect_and_are_named() -> None:

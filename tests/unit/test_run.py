@@ -183,7 +183,7 @@ EXAMPLES = {
 VALUED = [row for row in ROWS if not row.is_flag]
 
 
-def asked(launches: Launches, *args: str) -> tuple[Any, ...]:
+def launched_with(launches: Launches, *args: str) -> tuple[Any, ...]:
     """All that the launch got, but for the run id, which may be random."""
     main(args)
     config, entrypoint, script_args = launches.calls[-1]
@@ -196,11 +196,11 @@ def test_each_option_may_be_spelled_with_underscores(launches: Launches, row: Op
     """Row 004."""
     value = EXAMPLES.get(row.dest, "x")
 
-    dashes = asked(launches, row.long, value, "train.py")
-    underscores = asked(launches, f"--{row.dest}", value, "train.py")
-    one_word = asked(launches, f"--{row.dest}={value}", "train.py")
+    dashes = launched_with(launches, row.long, value, "train.py")
+    underscores = launched_with(launches, f"--{row.dest}", value, "train.py")
+    with_equals = launched_with(launches, f"--{row.dest}={value}", "train.py")
 
-    assert dashes == underscores == one_word
+    assert dashes == underscores == with_equals
 
 
 @pytest.mark.parametrize("flag", ["--no-python", "--no_python", "--no-p", "--no_p"])
@@ -336,10 +336,10 @@ def test_the_environment_gives_the_default_and_the_command_line_wins(
 def test_each_option_has_its_variable(launches: Launches, monkeypatch: pytest.MonkeyPatch, row: Option) -> None:
     """Row 008."""
     value = EXAMPLES.get(row.dest, "x")
-    typed = asked(launches, row.long, value, "train.py")
+    typed = launched_with(launches, row.long, value, "train.py")
     monkeypatch.setenv(f"PET_{row.dest.upper()}", value)
 
-    assert typed == asked(launches, "train.py")
+    assert typed == launched_with(launches, "train.py")
 
 
 @pytest.mark.parametrize(
@@ -464,11 +464,11 @@ def test_an_unknown_start_method_of_the_environment_is_ignored_aloud(
     assert "PET_START_METHOD='bogus' is unknown and ignored" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["cpu", "gpu", "xpu", "auto"])
-def test_text_for_the_number_of_workers_is_left_to_the_launch(launches: Launches, word: str) -> None:
-    main(["--nproc-per-node", word, "train.py"])
+@pytest.mark.parametrize("text", ["cpu", "gpu", "xpu", "auto"])
+def test_text_for_the_number_of_workers_is_left_to_the_launch(launches: Launches, text: str) -> None:
+    main(["--nproc-per-node", text, "train.py"])
 
-    assert word == launches.config.nproc_per_node
+    assert text == launches.config.nproc_per_node
 
 
 def test_ranks_of_two_digits_may_be_mapped(launches: Launches) -> None:
@@ -633,7 +633,7 @@ def test_the_smaller_names_of_torchs_module_do_the_same(
 
 
 @pytest.mark.parametrize(
-    ("settings", "words", "value"),
+    ("settings", "arguments", "value"),
     [
         ({}, ["--mine", "3"], "3"),
         ({}, ["--mine=3"], "3"),
@@ -646,12 +646,12 @@ def test_the_smaller_names_of_torchs_module_do_the_same(
 )
 @pytest.mark.parametrize("in_group", [False, True])
 def test_an_added_option_takes_what_argparse_gives_it(
-    settings: dict[str, Any], words: list[str], value: object, in_group: bool
+    settings: dict[str, Any], arguments: list[str], value: object, in_group: bool
 ) -> None:
     parser = get_args_parser()
     (parser.add_argument_group("mine") if in_group else parser).add_argument("--mine", **settings)
 
-    args = parser.parse_args([*words, "--nnodes", "2", "x.py", "--mine", "8"])
+    args = parser.parse_args([*arguments, "--nnodes", "2", "x.py", "--mine", "8"])
 
     assert (value, "2", "x.py", ["--mine", "8"]) == (
         args.mine,
@@ -720,8 +720,8 @@ def test_a_step_of_slurm_needs_no_option(
     config = launches.config
     assert (4, 4, "c10d") == (config.min_nodes, config.max_nodes, config.rdzv_backend)
     assert ("n1:20061", "1.0.0", True) == (config.rdzv_endpoint, config.run_id, config.rdzv_configs["is_host"])
-    said = capsys.readouterr().err
-    assert 1 == said.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20061, id 1.0.0" in said
+    stderr = capsys.readouterr().err
+    assert 1 == stderr.count("\n") and "Slurm step 1.0: 4 nodes, endpoint n1:20061, id 1.0.0" in stderr
 
 
 def test_only_one_node_of_a_step_prints_the_filled_in_options(

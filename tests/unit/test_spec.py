@@ -162,9 +162,9 @@ def test_a_module_without_an_interpreter_is_refused() -> None:
         LaunchConfig(module=True, no_python=True)
 
 
-@pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
-def test_number_of_workers_may_be_a_text(word: str) -> None:
-    assert word == LaunchConfig(nproc_per_node=word).nproc_per_node
+@pytest.mark.parametrize("text", ["auto", "cpu", "gpu", "xpu"])
+def test_number_of_workers_may_be_a_text(text: str) -> None:
+    assert text == LaunchConfig(nproc_per_node=text).nproc_per_node
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_auto_stands_alone_and_nothing_is_learned(preload: str, why: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("given", "held"),
+    ("given", "expected"),
     [
         (None, None),
         ((), ()),
@@ -435,12 +435,12 @@ def test_auto_stands_alone_and_nothing_is_learned(preload: str, why: str) -> Non
         (["2", "GPU-8932f937"], (2, "GPU-8932f937")),
     ],
 )
-def test_devices_are_indices_or_names(given: object, held: object) -> None:
-    assert held == LaunchConfig(devices=given).devices  # type: ignore[arg-type]
+def test_devices_are_indices_or_names(given: object, expected: object) -> None:
+    assert expected == LaunchConfig(devices=given).devices  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("given", "held"), [(None, None), ("all", "all"), (0, (0,)), ((), ()), ([1, 0], (1, 0)), (range(2), (0, 1))]
+    ("given", "expected"), [(None, None), ("all", "all"), (0, (0,)), ((), ()), ([1, 0], (1, 0)), (range(2), (0, 1))]
 )
-def test_ranks_that_are_shown_are_numbers_or_all(given: object, held: object) -> None:
-    assert held == LaunchConfig(show=given).show  # type: ignore[arg-type]
+def test_ranks_that_are_shown_are_numbers_or_all(given: object, expected: object) -> None:
+    assert expected == LaunchConfig(show=given).show  # type: ignore[arg-type]

@@ -57,10 +57,10 @@ def test_a_job_that_never_started_has_no_lines() -> None:
 
 
 def test_brief_raises_nothing_if_the_terminal_is_lost() -> None:
-    class Gone(io.StringIO):
+    class LostTerminal(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    brief = Brief("elasticrun", "train.py", Gone())
+    brief = Brief("elasticrun", "train.py", LostTerminal())
     brief.sink(started())
     brief.end(status())

@@ -14,7 +14,7 @@ IMAGE = ("--image", "registry/train:1")
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--nodes", "0", "a.py"], "--nodes=0 must be a number, or a range, from 1 on"),
         (["--nodes", "x", "a.py"], "--nodes: 'x' is neither a number of nodes nor a range such as 1:4"),
@@ -51,15 +51,15 @@ IMAGE = ("--image", "registry/train:1")
         (["--", "--standalone", "a.py"], "--standalone: True cannot be combined with a manifest"),
     ],
 )
-def test_values_that_no_cluster_can_run_are_refused(args: list[str], said: str) -> None:
+def test_values_that_no_cluster_can_run_are_refused(args: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         main([*IMAGE, *args])
 
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["a.py"], "required: --image"),
         ([*IMAGE], "the program is missing"),
@@ -68,12 +68,12 @@ def test_values_that_no_cluster_can_run_are_refused(args: list[str], said: str) 
         ([*IMAGE, "--", "--max-restarts"], "--max-restarts"),
     ],
 )
-def test_wrong_usage_exits_with_2(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(args)
 
     assert 2 == caught.value.code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_names_that_kubernetes_takes_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:

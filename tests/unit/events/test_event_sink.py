@@ -273,8 +273,8 @@ def test_records_that_are_not_rendezvous_steps_are_left_out() -> None:
 # Who gets to see what.
 
 
-def told(destination: str) -> None:
-    """All that happens, to the sinks for *destination*."""
+def report_all(destination: str) -> None:
+    """Send all records to the sinks for *destination*."""
     for sink in sinks(lambda: JOB, destination):
         for record in [*WAY, RunEnded("SUCCEEDED", 1, 3, 1.0)]:
             sink(record)
@@ -288,7 +288,7 @@ def test_without_a_destination_nothing_is_made() -> None:
 
 
 def test_a_destination_gets_no_events_of_the_rendezvous(kept: Kept) -> None:
-    told("kept")
+    report_all("kept")
 
     assert kept.states() == ["RENDEZVOUS", "RENDEZVOUS"]
 
@@ -296,7 +296,7 @@ def test_a_destination_gets_no_events_of_the_rendezvous(kept: Kept) -> None:
 def test_a_rendezvous_handler_gets_its_events_with_any_destination(kept: Kept) -> None:
     events.add_logging_handler("dynamic_rendezvous", other := Kept())
 
-    told("null")
+    report_all("null")
 
     assert len(other.events) == len(WAY)
     assert kept.events == []
@@ -306,7 +306,7 @@ def test_the_rendezvous_destination_shows_its_own_events_and_the_agents(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its handler drops everything until somebody replaces it: the console stands in."""
-    told("dynamic_rendezvous")
+    report_all("dynamic_rendezvous")
 
     names = [json.loads(line)["name"] for line in capsys.readouterr().err.splitlines()]
     assert names.count("torchelastic.worker.status.RENDEZVOUS") == 2
@@ -318,7 +318,7 @@ def test_a_handler_of_the_rendezvous_destination_replaces_the_console(
 ) -> None:
     events.add_logging_handler("dynamic_rendezvous", handler := Kept())
 
-    told("dynamic_rendezvous")
+    report_all("dynamic_rendezvous")
 
     assert len(handler.events) == len(WAY) + 2
     assert capsys.readouterr().err == ""

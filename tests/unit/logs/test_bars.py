@@ -72,10 +72,10 @@ def test_with_their_last_states_bars_are_the_same_lines_in_the_same_order(
     final = re.sub(rb"<\d+ [^\n]*>\n", b"", out)
     final = re.sub(rb"<\d+! ([^\n]*)>\n", rb"[0] \1\n", final)
 
-    def words(lines: bytes) -> list[bytes]:
+    def strip_prefixes(lines: bytes) -> list[bytes]:
         return [found for line in lines.split(b"\n") if (found := line.removeprefix(PREFIX).rstrip())]
 
-    assert words(assemble([text])) == words(final)
+    assert strip_prefixes(assemble([text])) == strip_prefixes(final)
 
 
 def test_a_bar_shows_its_newest_state_ten_times_a_second_and_its_last_one() -> None:

@@ -279,15 +279,15 @@ def test_temporary_folder_is_removed_and_created_for_the_next_launch(temporary: 
     specs.reify(envs())
 
     specs.remove_if_temporary()
-    gone = not any(temporary.iterdir())
+    was_removed = not any(temporary.iterdir())
     dest = specs.reify(envs())
 
-    assert gone
+    assert was_removed
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
 @pytest.mark.parametrize(
-    ("asked", "stays"),
+    ("options", "stays"),
     [
         ({"redirects": Std.ALL}, True),
         ({"tee": {1: Std.OUT}}, True),
@@ -297,9 +297,9 @@ def test_temporary_folder_is_removed_and_created_for_the_next_launch(temporary: 
     ids=["redirected", "tee'd", "nothing redirected", "nothing said"],
 )
 def test_temporary_folder_stays_after_success_for_redirected_streams_only(
-    temporary: Path, asked: dict[str, Any], stays: bool
+    temporary: Path, options: dict[str, Any], stays: bool
 ) -> None:
-    specs = DefaultLogsSpecs(**asked).for_launch()
+    specs = DefaultLogsSpecs(**options).for_launch()
     specs.reify(envs())
 
     specs.put_away(succeeded=True)
@@ -315,11 +315,11 @@ def test_a_file_that_cannot_be_looked_at_may_hold_something(
     specs = DefaultLogsSpecs(redirects=Std.ALL)
     specs.reify(envs())
 
-    def gone(path: str) -> os.stat_result:
+    def fails(path: str) -> os.stat_result:
         raise trouble(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", gone)
+        patch.setattr(os, "lstat", fails)
         specs.remove_if_temporary(only_if_empty=True)
 
     assert [specs.root_log_dir] == [str(path) for path in temporary.iterdir()]
@@ -334,9 +334,9 @@ def test_a_folder_that_cannot_be_listed_may_hold_something(temporary: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", forbidden)
-        held = holds_something(specs.root_log_dir)
+        may_hold = holds_something(specs.root_log_dir)
 
-    assert held
+    assert may_hold
     assert not holds_something(specs.root_log_dir)
 
 

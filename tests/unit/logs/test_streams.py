@@ -21,16 +21,16 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 
 
 class Spy(Tee):
-    """A tee that notes what it is asked to follow."""
+    """A tee that records what it is to follow."""
 
     def __init__(self) -> None:
         super().__init__(lambda block: None, lambda block: None)
-        self.asked: list[tuple[str, bytes, Std, bool]] = []
+        self.followed: list[tuple[str, bytes, Std, bool]] = []
 
     def follow(
         self, path: str, prefix: bytes, std: Std, *, copy: object = None, verbatim: bool = False, bar: object = None
     ) -> None:
-        self.asked.append((os.path.basename(path), prefix, std, copy is not None))
+        self.followed.append((os.path.basename(path), prefix, std, copy is not None))
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def test_each_teed_file_is_followed_after_its_own_prefix(spy: Spy, dest: LogsDes
         ("out0", b"0:", Std.OUT, False),
         ("out1", b"1:", Std.OUT, False),
         ("err0", b"0:", Std.ERR, False),
-    ] == spy.asked
+    ] == spy.followed
     assert not os.path.exists(dest.filtered_stdout)
 
 
 def test_only_the_streams_that_filters_were_given_for_are_duplicated(spy: Spy, dest: LogsDest) -> None:
     follow_streams(spy, dest, PREFIXES, Duplicates([], ["x"]))
 
-    assert {"out0": False, "out1": False, "err0": True} == {name: copied for name, _, _, copied in spy.asked}
+    assert {"out0": False, "out1": False, "err0": True} == {name: copied for name, _, _, copied in spy.followed}
     assert not os.path.exists(dest.filtered_stdout)
     assert os.path.exists(dest.filtered_stderr)
 
@@ -96,7 +96,7 @@ def test_filters_without_a_file_for_their_lines_are_refused(spy: Spy, dest: Logs
 
     with pytest.raises(ConfigError, match=rf"duplicate_{name}_filters=\['x'\] needs a file for the filtered lines"):
         follow_streams(spy, dest, PREFIXES, duplicates)
-    assert [] == spy.asked
+    assert [] == spy.followed
 
 
 def test_a_file_that_streams_share_is_followed_once(spy: Spy, dest: LogsDest) -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_streams_share_is_followed_once(spy: Spy, dest: LogsDest) ->
 
     follow_streams(spy, dest, PREFIXES, Duplicates())
 
-    assert [("out0", b"0:", Std.OUT, False)] == spy.asked
+    assert [("out0", b"0:", Std.OUT, False)] == spy.followed
 
 
 def test_destination_that_is_not_a_file_is_refused(spy: Spy, dest: LogsDest, tmp_path: Path) -> None:

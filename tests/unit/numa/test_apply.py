@@ -34,10 +34,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
-    """CPUs by thread, as `os.sched_setaffinity` was told."""
-    told: dict[int, set[int]] = {}
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: told.update({pid: set(cpus)}))
-    return told
+    """CPUs by thread, as given to `os.sched_setaffinity`."""
+    affinities: dict[int, set[int]] = {}
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: affinities.update({pid: set(cpus)}))
+    return affinities
 
 
 @pytest.mark.usefixtures("machine")

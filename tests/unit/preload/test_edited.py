@@ -30,7 +30,7 @@ def edit(file: Path, version: int) -> None:
     os.utime(file, (1000 * version, 1000 * version))
 
 
-def told(edits: Edits, caplog: pytest.LogCaptureFixture) -> bool:
+def is_reported(edits: Edits, caplog: pytest.LogCaptureFixture) -> bool:
     caplog.clear()
     edits.warn()
     return any("of_this_project changed on disk" in each.getMessage() for each in caplog.records)
@@ -42,13 +42,13 @@ def test_module_edited_before_the_first_check_is_reported_once(
     edit(Path(str(module.__file__)), 2)
     edits = Edits()
 
-    assert [told(edits, caplog), told(edits, caplog)] == [True, False]
+    assert [is_reported(edits, caplog), is_reported(edits, caplog)] == [True, False]
 
 
 def test_unchanged_module_is_not_reported(module: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     edits = Edits()
 
-    assert [told(edits, caplog), told(edits, caplog)] == [False, False]
+    assert [is_reported(edits, caplog), is_reported(edits, caplog)] == [False, False]
 
 
 def test_edit_between_two_checks_is_reported_unless_module_reloaded(
@@ -57,11 +57,11 @@ def test_edit_between_two_checks_is_reported_unless_module_reloaded(
     edits = Edits()
     edits.warn()
     edit(Path(str(module.__file__)), 2)
-    found = told(edits, caplog)
+    found = is_reported(edits, caplog)
     edit(Path(str(module.__file__)), 3)
     importlib.reload(module)
 
-    assert (found, told(edits, caplog)) == (True, False)
+    assert (found, is_reported(edits, caplog)) == (True, False)
 
 
 def test_old_bytecode_is_ignored_if_bytecode_writing_is_off(
@@ -71,4 +71,4 @@ def test_old_bytecode_is_ignored_if_bytecode_writing_is_off(
     edit(Path(str(module.__file__)), 2)
     importlib.reload(module)
 
-    assert not told(Edits(), caplog)
+    assert not is_reported(Edits(), caplog)

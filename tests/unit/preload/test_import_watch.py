@@ -53,7 +53,7 @@ def test_no_answer_names_no_import(text: str) -> None:
     assert "" == imported(text)
 
 
-def asked(watch: ImportWatch, start: float, answers: list[str]) -> list[float]:
+def query_times(watch: ImportWatch, start: float, answers: list[str]) -> list[float]:
     """Seconds after *start* at which *watch* asks a worker that gives *answers*, while it asks."""
     times = list[float]()
     for text in answers:
@@ -76,7 +76,7 @@ def restart(preload: tuple[str, ...] = ("torch",)) -> ImportWatch:
 
 def test_restarted_worker_is_queried_until_no_import_is_running() -> None:
     watch = restart()
-    times = asked(watch, 20.0, [LIBRARY, LIBRARY, stacks(START, SCRIPT), LIBRARY])
+    times = query_times(watch, 20.0, [LIBRARY, LIBRARY, stacks(START, SCRIPT), LIBRARY])
 
     assert [FIRST, FIRST + EVERY, FIRST + 2 * EVERY] == times
     assert records.PreloadAdvised(("pandas",), FIRST + EVERY, ("torch",)) == watch.advice()
@@ -84,14 +84,14 @@ def test_restarted_worker_is_queried_until_no_import_is_running() -> None:
 
 def test_a_worker_that_sleeps_is_looked_for_a_few_times_in_a_row() -> None:
     unknown = ["", "(no answer)"]
-    times = asked(restart(), 20.0, [*unknown, LIBRARY, *unknown, "", LIBRARY])
+    times = query_times(restart(), 20.0, [*unknown, LIBRARY, *unknown, "", LIBRARY])
 
     assert [FIRST + looks * EVERY for looks in range(3 + MOST_UNKNOWN)] == times
 
 
 def test_the_longest_imports_are_named_first() -> None:
     watch = restart()
-    asked(watch, 20.0, [stacks(SCRIPT, IMPORTER, package(f"{name}.py")) for name in "accbccdef"])
+    query_times(watch, 20.0, [stacks(SCRIPT, IMPORTER, package(f"{name}.py")) for name in "accbccdef"])
 
     advice = watch.advice()
 
@@ -128,8 +128,8 @@ def test_worker_that_is_being_stopped_is_not_queried() -> None:
 
 def test_a_restart_of_short_imports_keeps_what_an_earlier_one_has_shown() -> None:
     watch = restart()
-    asked(watch, 20.0, [LIBRARY])
+    query_times(watch, 20.0, [LIBRARY])
     watch.begin(("torch",), 30.0)
-    asked(watch, 30.0, [""])
+    query_times(watch, 30.0, [""])
 
     assert records.PreloadAdvised(("pandas",), FIRST, ("torch",)) == watch.advice()

@@ -132,7 +132,7 @@ def test_the_last_report_of_a_node_stays_after_its_end(
     assert ranks == [each.rank for each in workers.ranks()]
 
 
-def asked(call: Callable[[], object]) -> Future[object]:
+def start_call(call: Callable[[], object]) -> Future[object]:
     """Make *call* in a thread of its own."""
     found: Future[object] = Future()
 
@@ -164,7 +164,7 @@ def sent(workers: WorkersOfNodes, inbox: Inbox, living: list[int]) -> dict[int, 
 
 
 def test_stacks_are_those_of_all_nodes(workers: WorkersOfNodes, inbox: Inbox) -> None:
-    found = asked(lambda: workers.stacks(10.0))
+    found = start_call(lambda: workers.stacks(10.0))
     questions = sent(workers, inbox, [0, 1])
     for place in questions:
         workers.note_answer(place, Answer(questions[place].number, {place: f"stack {place}"}).packed())
@@ -174,7 +174,7 @@ def test_stacks_are_those_of_all_nodes(workers: WorkersOfNodes, inbox: Inbox) ->
 
 
 def test_a_lost_node_is_not_waited_for(workers: WorkersOfNodes, inbox: Inbox) -> None:
-    found = asked(lambda: workers.stacks(60.0))
+    found = start_call(lambda: workers.stacks(60.0))
     [question, _] = sent(workers, inbox, [0, 1]).values()
     workers.note_answer(0, Answer(question.number, {0: "stack 0"}).packed())
     workers.note_loss(1, is_expected=False)
@@ -184,7 +184,7 @@ def test_a_lost_node_is_not_waited_for(workers: WorkersOfNodes, inbox: Inbox) ->
 
 def test_the_end_of_the_call_ends_a_wait_and_later_questions(workers: WorkersOfNodes, inbox: Inbox) -> None:
     workers.note_report(0, report(0).packed())
-    found = asked(lambda: workers.stacks(60.0))
+    found = start_call(lambda: workers.stacks(60.0))
     sent(workers, inbox, [0])
     workers.end()
 
@@ -201,7 +201,7 @@ def test_stacks_without_an_answer_are_a_timeout(workers: WorkersOfNodes) -> None
 def test_output_is_requested_from_the_node_of_the_rank(workers: WorkersOfNodes, inbox: Inbox) -> None:
     workers.note_report(0, report(0).packed())
     workers.note_report(1, report(1).packed())
-    found = asked(lambda: workers.logs(1))
+    found = start_call(lambda: workers.logs(1))
     questions = sent(workers, inbox, [0, 1])
     workers.note_answer(1, Answer(questions[1].number, {1: "its output\n"}).packed())
 
@@ -210,7 +210,7 @@ def test_output_is_requested_from_the_node_of_the_rank(workers: WorkersOfNodes, 
 
 def test_the_reason_of_a_node_without_output_is_raised(workers: WorkersOfNodes, inbox: Inbox) -> None:
     workers.note_report(0, report(0).packed())
-    found = asked(lambda: workers.logs(0))
+    found = start_call(lambda: workers.logs(0))
     [question] = sent(workers, inbox, [0]).values()
     workers.note_answer(0, Answer(question.number, error="its output is not in a file").packed())
 
@@ -232,7 +232,7 @@ def test_output_of_an_ended_node_is_kept_until_another_agent_reports(workers: Wo
     assert "its end\n" == workers.logs(0)
 
     workers.note_report(0, report(0).packed())
-    found = asked(lambda: workers.logs(0))
+    found = start_call(lambda: workers.logs(0))
     [question] = sent(workers, inbox, [0]).values()
     workers.note_answer(0, Answer(question.number, {0: "another one\n"}).packed())
     assert "another one\n" == found.result(10.0)

@@ -244,7 +244,7 @@ KINDS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
-    change, words = KINDS[kind]
+    change, prefix = KINDS[kind]
     with change():
         pass  # what it imports is there from now on
     before = _process_state.look()
@@ -253,7 +253,7 @@ def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
         found = _process_state.differences(before, _process_state.look())
     after = _process_state.differences(before, _process_state.look())
 
-    assert [each[: len(words)] for each in found] == [words]
+    assert [each[: len(prefix)] for each in found] == [prefix]
     assert after == ()
 
 

@@ -18,11 +18,11 @@ HERE = pathlib.Path(__file__).name
 
 class Client(timer.TimerClient):
     def __init__(self) -> None:
-        self.asked: list[tuple[str, float]] = []
+        self.acquired: list[tuple[str, float]] = []
         self.released: list[str] = []
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        self.asked.append((scope_id, expiration_time))
+        self.acquired.append((scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
         self.released.append(scope_id)
@@ -61,7 +61,7 @@ def test_the_deadline_is_wall_clock_time_from_the_entry_on() -> None:
     with countdown:
         after = time.time()
 
-    ((_, deadline),) = client.asked
+    ((_, deadline),) = client.acquired
     assert before + 60 <= deadline <= after + 60
 
 
@@ -71,7 +71,7 @@ def test_the_scope_is_the_callers_line_unless_it_has_a_name() -> None:
     with timer.expires(after=1, client=client):
         pass
 
-    file, _, line = client.asked[0][0].rpartition("#")
+    file, _, line = client.acquired[0][0].rpartition("#")
     assert HERE == pathlib.Path(file).name
     assert "timer.expires(after=1, client=client)" in pathlib.Path(__file__).read_text().splitlines()[int(line) - 1]
 
@@ -90,7 +90,7 @@ def test_decorated_function_has_a_timer_for_each_call() -> None:
 
     @timer.expires(after=5, scope="work", client=client)
     def work() -> int:
-        return len(client.asked)
+        return len(client.acquired)
 
     assert (1, 2) == (work(), work())
     assert ["work", "work"] == client.released

@@ -23,12 +23,12 @@ from elasticlib.timer._timer_table import TimerTable, poll_timeout
 from tests.unit.untrusted import spoiled, strange
 
 LIMIT = 20.0
-Told = queue.SimpleQueue[tuple[str, FileTimerRequest | None]]
+EventQueue = queue.SimpleQueue[tuple[str, FileTimerRequest | None]]
 Make = Callable[..., FileTimerServer]
 
 
 @pytest.fixture
-def told() -> Told:
+def events() -> EventQueue:
     return queue.SimpleQueue()
 
 
@@ -38,11 +38,11 @@ def path(tmp_path: pathlib.Path) -> str:
 
 
 @pytest.fixture
-def make(path: str, told: Told) -> Iterator[Make]:
+def make(path: str, events: EventQueue) -> Iterator[Make]:
     made = []
 
     def new(**options: Any) -> FileTimerServer:
-        server = FileTimerServer(path, "job", log_event=lambda name, request: told.put((name, request)), **options)
+        server = FileTimerServer(path, "job", log_event=lambda name, request: events.put((name, request)), **options)
         made.append(server)
         return server
 
@@ -51,8 +51,8 @@ def make(path: str, told: Told) -> Iterator[Make]:
         server.stop()
 
 
-def next_told(told: Told) -> tuple[str, FileTimerRequest | None]:
-    return told.get(timeout=LIMIT)
+def next_event(events: EventQueue) -> tuple[str, FileTimerRequest | None]:
+    return events.get(timeout=LIMIT)
 
 
 def test_the_pipe_is_this_users_alone_and_takes_the_place_of_a_file(make: Make, path: str) -> None:
@@ -76,15 +76,15 @@ def test_invalid_interval_is_refused(path: str, bad: Any) -> None:
         FileTimerServer(path, "job", max_interval=bad)
 
 
-def test_start_and_stop_are_reported_and_leave_no_pipe(make: Make, told: Told, path: str) -> None:
+def test_start_and_stop_are_reported_and_leave_no_pipe(make: Make, events: EventQueue, path: str) -> None:
     server = make()
 
     server.start()
     server.stop()
     server.stop()
 
-    assert ["watchdog started", "watchdog stopped"] == [next_told(told)[0], next_told(told)[0]]
-    assert told.empty()
+    assert ["watchdog started", "watchdog stopped"] == [next_event(events)[0], next_event(events)[0]]
+    assert events.empty()
     assert not os.path.lexists(path)
 
 
@@ -98,14 +98,16 @@ def test_a_server_that_sleeps_stops_at_once(make: Make) -> None:
     assert time.monotonic() - begun < 5
 
 
-def test_second_start_has_no_effect_and_is_logged(make: Make, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_second_start_has_no_effect_and_is_logged(
+    make: Make, events: EventQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     server = make()
     server.start()
 
     server.start()
 
-    assert "watchdog started" == next_told(told)[0]
-    assert told.empty()
+    assert "watchdog started" == next_event(events)[0]
+    assert events.empty()
     assert "is already running: start() has no effect" in caplog.text
 
 
@@ -123,43 +125,47 @@ def test_a_server_that_was_stopped_can_be_started_again(make: Make, path: str, e
     assert not os.path.exists(path)
 
 
-def test_an_expired_timer_without_a_signal_is_reported_and_kills_nobody(make: Make, told: Told, path: str) -> None:
+def test_an_expired_timer_without_a_signal_is_reported_and_kills_nobody(
+    make: Make, events: EventQueue, path: str
+) -> None:
     server = make(max_interval=60)
     server.start()
 
     FileTimerClient(path, signal=0).acquire("step", time.time() + 0.01)
 
-    assert "watchdog started" == next_told(told)[0]
-    name, request = next_told(told)
+    assert "watchdog started" == next_event(events)[0]
+    name, request = next_event(events)
     assert request is not None
     assert ("timer expired", os.getpid(), "step", 0) == (name, request.worker_pid, request.scope_id, request.signal)
 
 
-def test_a_timer_without_a_signal_takes_no_other_of_its_process_with_it(make: Make, told: Told, path: str) -> None:
+def test_a_timer_without_a_signal_takes_no_other_of_its_process_with_it(
+    make: Make, events: EventQueue, path: str
+) -> None:
     server = make()
     server.start()
     FileTimerClient(path, signal=signal.SIGKILL).acquire("runs", time.time() + 1000)
 
     FileTimerClient(path, signal=0).acquire("report", time.time())
-    assert ["watchdog started", "timer expired"] == [next_told(told)[0], next_told(told)[0]]
+    assert ["watchdog started", "timer expired"] == [next_event(events)[0], next_event(events)[0]]
     server.run_once()
 
     (left,) = server.get_expired_timers(time.time() + 2000)[os.getpid()]
     assert "runs" == left.scope_id
-    assert told.empty()
+    assert events.empty()
 
 
-def test_the_servers_own_process_is_never_killed(make: Make, told: Told, path: str) -> None:
+def test_the_servers_own_process_is_never_killed(make: Make, events: EventQueue, path: str) -> None:
     server = make()
     server.start()
 
     FileTimerClient(path, signal=signal.SIGKILL).acquire("step", time.time())
 
-    assert ["watchdog started", "timer expired"] == [next_told(told)[0], next_told(told)[0]]
+    assert ["watchdog started", "timer expired"] == [next_event(events)[0], next_event(events)[0]]
     server.run_once()
 
 
-def test_a_released_timer_does_not_expire(make: Make, told: Told, path: str) -> None:
+def test_a_released_timer_does_not_expire(make: Make, events: EventQueue, path: str) -> None:
     server = make()
     server.start()
     client = FileTimerClient(path, signal=0)
@@ -172,7 +178,7 @@ def test_a_released_timer_does_not_expire(make: Make, told: Told, path: str) -> 
     assert ["b"] == [timer.scope_id for timer in server.get_expired_timers(time.time() + 2000)[os.getpid()]]
 
 
-def test_requests_in_the_pipe_are_handled_before_run_once_returns(make: Make, told: Told, path: str) -> None:
+def test_requests_in_the_pipe_are_handled_before_run_once_returns(make: Make, events: EventQueue, path: str) -> None:
     server = make(max_interval=60)
     server.start()
     client = FileTimerClient(path, signal=0)
@@ -181,7 +187,7 @@ def test_requests_in_the_pipe_are_handled_before_run_once_returns(make: Make, to
 
     server.run_once()
 
-    names = [next_told(told)[0] for _ in range(101)]
+    names = [next_event(events)[0] for _ in range(101)]
     assert ["watchdog started", *["timer expired"] * 100] == names
     assert not os.path.lexists(path)
 
@@ -205,7 +211,7 @@ def test_requests_in_the_pipe_are_handled_before_run_once_returns(make: Make, to
     ],
 )
 def test_invalid_request_line_does_not_affect_other_timers(
-    make: Make, told: Told, path: str, line: bytes, caplog: pytest.LogCaptureFixture
+    make: Make, events: EventQueue, path: str, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = make()
     server.start()
@@ -215,8 +221,8 @@ def test_invalid_request_line_does_not_affect_other_timers(
 
     server.run_once()
 
-    told_of = [request.scope_id for request in (next_told(told)[1], next_told(told)[1]) if request is not None]
-    assert (["good"], True) == (told_of, told.empty())
+    scope_ids = [request.scope_id for request in (next_event(events)[1], next_event(events)[1]) if request is not None]
+    assert (["good"], True) == (scope_ids, events.empty())
     assert "which is not a request" in caplog.text
 
 
@@ -342,7 +348,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
 
 
 def test_a_timer_is_reported_once_while_its_process_cannot_be_signalled(
-    make: Make, told: Told, pid: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, events: EventQueue, pid: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not yours")
@@ -360,15 +366,15 @@ def test_a_timer_is_reported_once_while_its_process_cannot_be_signalled(
     server._turn(to_the_end=False)
     server._turn(to_the_end=False)
 
-    assert [("timer expired", first), ("timer expired", second)] == [next_told(told), next_told(told)]
-    assert told.empty()
+    assert [("timer expired", first), ("timer expired", second)] == [next_event(events), next_event(events)]
+    assert events.empty()
     assert 1 == caplog.text.count("cannot be killed: not yours")
     assert 2 == caplog.text.count("timers expired")
     assert [second, first] == server.get_expired_timers(6.0)[pid], "it is tried again"
 
 
 def test_a_process_that_can_be_signalled_at_last_is(
-    make: Make, told: Told, pid: int, monkeypatch: pytest.MonkeyPatch
+    make: Make, events: EventQueue, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = [PermissionError("not yours"), None]
 
@@ -384,7 +390,7 @@ def test_a_process_that_can_be_signalled_at_last_is(
     server._turn(to_the_end=False)
     server._turn(to_the_end=False)
 
-    assert ["timer expired", "kill worker process"] == [next_told(told)[0], next_told(told)[0]]
+    assert ["timer expired", "kill worker process"] == [next_event(events)[0], next_event(events)[0]]
     assert {} == server.get_expired_timers(6.0)
 
 

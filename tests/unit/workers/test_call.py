@@ -81,13 +81,13 @@ def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "said"), [([1, 2], (1, 2), 0), (iter("ab"), ("a", "b"), 0), ("ab", ("a", "b"), 1)]
+    ("given", "expected", "count"), [([1, 2], (1, 2), 0), (iter("ab"), ("a", "b"), 0), ("ab", ("a", "b"), 1)]
 )
 def test_arguments_may_be_any_iterable(
-    given: Any, expected: tuple[Any, ...], said: int, caplog: pytest.LogCaptureFixture
+    given: Any, expected: tuple[Any, ...], count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {0: expected} == _context.check_arguments({0: given})
-    assert said == len(caplog.records)
+    assert count == len(caplog.records)
 
 
 def test_arguments_of_the_caller_are_copied() -> None:

@@ -14,27 +14,27 @@ from elasticlib.workers import _devices
 
 
 @pytest.mark.parametrize(
-    ("asked", "found", "workers"),
+    ("requested", "found", "workers"),
     [(3, (0, ""), 3), ("gpu", (2, "cuda"), 2), ("xpu", (4, "xpu"), 4), ("npu", (8, "npu"), 8), ("auto", (8, "npu"), 8)],
 )
 def test_text_means_the_number_of_devices_of_that_name(
-    monkeypatch: pytest.MonkeyPatch, asked: int | str, found: tuple[int, str], workers: int
+    monkeypatch: pytest.MonkeyPatch, requested: int | str, found: tuple[int, str], workers: int
 ) -> None:
     monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)
 
-    assert workers == _devices.workers_per_node(asked)
+    assert workers == _devices.workers_per_node(requested)
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"), [("gpu", (0, "")), ("gpu", (2, "xpu")), ("npu", (2, "cuda")), ("foo", (0, ""))]
+    ("requested", "found"), [("gpu", (0, "")), ("gpu", (2, "xpu")), ("npu", (2, "cuda")), ("foo", (0, ""))]
 )
 def test_device_name_without_devices_is_refused_with_what_is_here(
-    monkeypatch: pytest.MonkeyPatch, asked: str, found: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch, requested: str, found: tuple[int, str]
 ) -> None:
     monkeypatch.setattr(_devices, "_accelerators", lambda *_: found)
 
-    with pytest.raises(SpecError, match=f"nproc_per_node='{asked}', but torch finds .*give a number"):
-        _devices.workers_per_node(asked)
+    with pytest.raises(SpecError, match=f"nproc_per_node='{requested}', but torch finds .*give a number"):
+        _devices.workers_per_node(requested)
 
 
 NODE = NumaOptions(AffinityMode.NODE, True)

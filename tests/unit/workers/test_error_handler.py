@@ -211,12 +211,12 @@ def test_in_a_worker_of_ours_the_stacks_of_crashes_stay_in_the_report(monkeypatc
 
 def test_elsewhere_the_fault_handler_is_turned_on_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is on already, as under pytest."""
-    asked: list[dict[str, object]] = []
-    monkeypatch.setattr(faulthandler, "enable", lambda **options: asked.append(options))
+    enabled: list[dict[str, object]] = []
+    monkeypatch.setattr(faulthandler, "enable", lambda **options: enabled.append(options))
 
     get_error_handler().initialize()
 
-    assert asked == [{"all_threads": True}]
+    assert enabled == [{"all_threads": True}]
 
 
 def test_a_fault_handler_that_cannot_be_enabled_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

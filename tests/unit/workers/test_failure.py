@@ -128,16 +128,16 @@ def test_a_worker_that_failed_because_it_was_stopped_is_not_the_root_cause(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "report", "said"),
+    ("exitcode", "report", "message"),
     [(-9, None, "SIGKILL"), (3, Report("result", b"payload", timestamp=1.0), "exit status 3")],
     ids=["no report", "a return value"],
 )
 def test_without_a_report_of_an_error_the_time_is_that_of_its_end(
-    exitcode: int, report: Report | None, said: str
+    exitcode: int, report: Report | None, message: str
 ) -> None:
     failure = describe(evolve(END, exitcode=exitcode, report=report))
 
-    assert (2000.25, True) == (failure.moment, said in failure.message)
+    assert (2000.25, True) == (failure.moment, message in failure.message)
 
 
 def test_failed_worker_stopped_at_its_exit_has_no_hint_of_others() -> None:
@@ -146,29 +146,29 @@ def test_failed_worker_stopped_at_its_exit_has_no_hint_of_others() -> None:
     assert failure.hint == ""
 
 
-ASKED_FOR = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in work\n'
+REQUESTED_STACKS = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in work\n'
 
 
 @pytest.mark.parametrize("exitcode", [-signal.SIGKILL, -signal.SIGTERM, 1])
 def test_requested_stacks_are_not_the_traceback_of_a_later_end(exitcode: int) -> None:
-    assert "" == describe(evolve(END, exitcode=exitcode, faults=ASKED_FOR)).traceback
+    assert "" == describe(evolve(END, exitcode=exitcode, faults=REQUESTED_STACKS)).traceback
 
 
 def test_stacks_requested_before_a_crash_are_left_out() -> None:
-    crash = "Fatal Python error: Segmentation fault\n\n" + ASKED_FOR.replace("line 3", "line 41")
+    crash = "Fatal Python error: Segmentation fault\n\n" + REQUESTED_STACKS.replace("line 3", "line 41")
 
-    assert crash.strip() == describe(evolve(END, exitcode=-11, faults=ASKED_FOR + crash)).traceback
+    assert crash.strip() == describe(evolve(END, exitcode=-11, faults=REQUESTED_STACKS + crash)).traceback
 
 
 def test_stacks_of_an_overdue_end_are_shown_once() -> None:
-    stopped = describe(evolve(END, exitcode=-15, overdue=2.0, faults=ASKED_FOR))
-    raised = describe(evolve(END, report=ERROR, overdue=2.0, faults=ASKED_FOR))
+    stopped = describe(evolve(END, exitcode=-15, overdue=2.0, faults=REQUESTED_STACKS))
+    raised = describe(evolve(END, report=ERROR, overdue=2.0, faults=REQUESTED_STACKS))
     unseen = describe(evolve(END, exitcode=-15, overdue=2.0))
 
-    assert (ASKED_FOR.strip(), True) == (stopped.traceback, stopped.hint.endswith("and was stopped"))
+    assert (REQUESTED_STACKS.strip(), True) == (stopped.traceback, stopped.hint.endswith("and was stopped"))
     assert (ERROR.traceback, True) == (
         raised.traceback,
-        raised.hint.endswith(f"its threads then:\n{ASKED_FOR.strip()}"),
+        raised.hint.endswith(f"its threads then:\n{REQUESTED_STACKS.strip()}"),
     )
     assert ("", True) == (unseen.traceback, unseen.hint.endswith("its threads then:\n(could not be seen)"))
 
@@ -218,7 +218,7 @@ def test_explanation_of_a_kill_states_whether_memory_ran_out(exitcode: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("exitcode", "words"),
+    ("exitcode", "text"),
     [
         (-11, "native code crashed"),
         (139, "native code crashed"),
@@ -229,8 +229,8 @@ def test_explanation_of_a_kill_states_whether_memory_ran_out(exitcode: int) -> N
         (127, "was not found"),
     ],
 )
-def test_an_end_is_explained(exitcode: int, words: str) -> None:
-    assert words in explain_exit(exitcode, 0)
+def test_an_end_is_explained(exitcode: int, text: str) -> None:
+    assert text in explain_exit(exitcode, 0)
 
 
 @pytest.mark.parametrize("exitcode", [0, 1, 2, 121, 255, -10])

@@ -296,14 +296,14 @@ def test_a_fork_server_that_stops_in_the_middle_of_a_message_has_failed(
 
 def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_servers.ForkServer, Channel]) -> None:
     made, _ = fork_server
-    asked = []
+    channels = []
 
     with pytest.raises(StartError, match="does not respond: it is suspended, or hangs"):
         for _ in range(10_000):
-            asked.append(made.request("job"))
+            channels.append(made.request("job"))
 
-    assert asked and not made.alive()
-    for channel in asked:
+    assert channels and not made.alive()
+    for channel in channels:
         channel.close()
 
 
@@ -323,11 +323,11 @@ def test_slow_import_is_reported_once_with_its_current_line(
     in_time = made.slow_import()
     monkeypatch.setattr(_fork_servers, "_SLOW_IMPORT", 0.0)
 
-    told, once_more = made.slow_import(), made.slow_import()
+    reported, once_more = made.slow_import(), made.slow_import()
     end.send(READY)
 
     assert in_time is once_more is made.slow_import() is None
-    assert records.ImportTakesLong("slow", 0.0, "/lib/slow/native.py, line 7") == told
+    assert records.ImportTakesLong("slow", 0.0, "/lib/slow/native.py, line 7") == reported
     assert made.ready()
 
 

@@ -33,14 +33,14 @@ class Spawner:
         self.spawner = SpawnerClient(StartSpec(argv=["train.py"]), {"function": b"pickled"})
         self.spawner._start_spawner(ours)
 
-    def hear(self) -> Message:
+    def receive(self) -> Message:
         received = self.channel.receive()
         assert received is not None
         for descriptor in received[1]:
             os.close(descriptor)
         return received[0]
 
-    def say(self, op: str, number: int = 0, **facts: object) -> None:
+    def send(self, op: str, number: int = 0, **facts: object) -> None:
         self.channel.send({"op": op, "round": number, **facts})
 
     def exited(self, rank: int, exitcode: int = 0, number: int = 0, report: _report.Report | None = None) -> None:
@@ -55,8 +55,8 @@ class Spawner:
             os.close(descriptor)
 
     def start(self, number: int = 0) -> dict[int, int]:
-        self.say("starting", number)
-        self.say("started", number, pids={"0": 70, "1": 71})
+        self.send("starting", number)
+        self.send("started", number, pids={"0": 70, "1": 71})
         return self.spawner.start(number, [], None)
 
 
@@ -142,20 +142,20 @@ def test_spawner_first_receives_what_all_rounds_have_in_common(
         assert os.pread(descriptors[0], 100, 0) == b"pickled"
         attach(os.dup(descriptors[1]), 0)
         progress(7)
-        told = spawner.spawner.board.read(0) if spawner.spawner.board is not None else None
-        assert told is not None and told.step == 7
+        reported = spawner.spawner.board.read(0) if spawner.spawner.board is not None else None
+        assert reported is not None and reported.step == 7
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def test_start_sends_differences_and_returns_pids_by_rank(spawner: Spawner) -> None:
-    spawner.hear()
+    spawner.receive()
 
     pids = spawner.start()
 
     assert pids == {0: 70, 1: 71}
-    assert spawner.hear() == {"op": "start", "round": 0, "workers": [], "more": []}
+    assert spawner.receive() == {"op": "start", "round": 0, "workers": [], "more": []}
     assert spawner.spawner.started
 
 
@@ -174,7 +174,7 @@ def test_spawner_reports_which_process_it_is(spawner: Spawner) -> None:
 def test_a_wait_for_the_spawner_ends_by_an_interrupt_or_its_reason(spawner: Spawner) -> None:
     with raised_descriptor() as interrupt:
         assert spawner.spawner.spawner(interrupt) is None
-    spawner.say("broken", why="no process can be started")
+    spawner.send("broken", why="no process can be started")
 
     with pytest.raises(StartError, match="no process can be started"):
         spawner.spawner.spawner()
@@ -189,7 +189,7 @@ def test_a_start_without_a_spawner_is_an_error(spawner: Spawner) -> None:
 
 def test_spawner_lost_after_the_first_worker_is_a_loss_of_the_round(spawner: Spawner) -> None:
     """A program may have run by then, and must not run twice in one round."""
-    spawner.say("starting")
+    spawner.send("starting")
     spawner.channel.close()
 
     pids = spawner.spawner.start(0, [], None)
@@ -202,8 +202,8 @@ def test_spawner_lost_after_the_first_worker_is_a_loss_of_the_round(spawner: Spa
 def test_a_restart_in_which_not_all_workers_can_be_started_has_failed(spawner: Spawner) -> None:
     """It is not begun again under the same number: the first worker's program may have run."""
     spawner.start(0)
-    spawner.say("starting", 1)
-    spawner.say("broken", why="a worker could not be started: no process left")
+    spawner.send("starting", 1)
+    spawner.send("broken", why="a worker could not be started: no process left")
 
     pids = spawner.spawner.start(1, [], None)
 
@@ -219,10 +219,10 @@ def test_a_start_that_stands_still_can_be_interrupted(
     """Such as at a log file on a file system that does not answer; workers that run can be asked to save."""
     monkeypatch.setattr(_launch, "_FORKS", 0.01)
     if begins:
-        spawner.say("starting")
+        spawner.send("starting")
     with raised_descriptor() as interrupt:
         pids = spawner.spawner.start(0, [], None, interrupt)
-    spawner.say("started", pids={"0": 70})
+    spawner.send("started", pids={"0": 70})
 
     assert pids == {} and spawner.spawner.drain() == []
     assert spawner.spawner.started is begins
@@ -242,7 +242,7 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
     spawner.start()
     spawner.exited(1)
     spawner.exited(0)
-    spawner.say("stopped", survivors=[], ended={})
+    spawner.send("stopped", survivors=[], ended={})
 
     first, second = spawner.spawner.drain(), spawner.spawner.drain()
 
@@ -253,9 +253,9 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
 def test_messages_of_an_earlier_round_are_ignored(spawner: Spawner) -> None:
     spawner.start(0)
     spawner.exited(1, -9, number=0)
-    spawner.say("stopped", 0, survivors=[], ended={})
+    spawner.send("stopped", 0, survivors=[], ended={})
     spawner.start(1)
-    spawner.say("stopped", 0, survivors=[], ended={})
+    spawner.send("stopped", 0, survivors=[], ended={})
 
     assert spawner.spawner.drain() == []
 
@@ -284,7 +284,7 @@ def test_messages_become_events_with_all_their_facts(
     op: str, facts: dict[str, object], event: object, spawner: Spawner
 ) -> None:
     spawner.start()
-    spawner.say(op, **facts)
+    spawner.send(op, **facts)
 
     assert [event] == spawner.spawner.drain()
 
@@ -358,13 +358,13 @@ def test_a_spawner_that_broke_in_a_round_is_a_loss_with_its_reason(spawner: Spaw
 
 
 def test_a_stop_is_sent_with_signal_and_grace(spawner: Spawner) -> None:
-    spawner.hear()
+    spawner.receive()
 
     sent = spawner.spawner.stop(15, 2.5), spawner.spawner.stop(15, 2.5, spare_failed=True)
 
     assert sent == (True, True)
-    assert spawner.hear() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": False}
-    assert spawner.hear() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": True}
+    assert spawner.receive() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": False}
+    assert spawner.receive() == {"op": "stop", "signal": 15, "grace": 2.5, "spare": True}
 
 
 def test_stop_without_a_spawner_returns_false(spawner: Spawner) -> None:
@@ -374,9 +374,9 @@ def test_stop_without_a_spawner_returns_false(spawner: Spawner) -> None:
 
 
 def test_close_releases_an_ended_spawner_without_waiting(spawner: Spawner) -> None:
-    spawner.hear()
+    spawner.receive()
     spawner.start()
-    spawner.hear()
+    spawner.receive()
     spawner.exited(0)
     theirs = Channel.adopt(os.dup(spawner.channel.fileno()))
     spawner.channel.close()
@@ -409,12 +409,12 @@ def test_closing_needs_no_descriptor(spawner: Spawner, no_more_descriptors: Call
 
 
 def test_rounds_leave_no_descriptor_open(spawner: Spawner) -> None:
-    spawner.hear()
+    spawner.receive()
     before = open_descriptors()
 
     for number in range(3):
         spawner.start(number)
-        spawner.hear()
+        spawner.receive()
         spawner.exited(0, number=number)
         spawner.exited(1, number=number - 1)
         spawner.spawner.drain()
@@ -428,7 +428,7 @@ def test_a_spawner_that_has_not_begun_is_known_by_those_that_forked_it(
     """Stopped at its fork it can say nothing; killed, it is lost by the name and reason that its launch gave."""
     passed_on: list[tuple[int, int]] = []
     monkeypatch.setattr(spawner.spawner._helpers, "fork_server", server := FakeForkServer(passed_on))
-    spawner.say("forked", pid=77)
+    spawner.send("forked", pid=77)
     spawner.channel.close()
     with pytest.raises(HelperLostError):
         spawner.spawner.spawner()

@@ -319,7 +319,7 @@ settings = {"model": [1, Guard(threading.Lock())]}
 
 
 @pytest.mark.parametrize(
-    ("definition", "said"),
+    ("definition", "subject"),
     [
         ("train = lambda: (lambda: lock)()", "global variable 'lock' that <lambda> (Cell) uses, a lock,"),
         ("def train():\n    def inner():\n        return lock\n    return inner",
@@ -345,7 +345,7 @@ settings = {"model": [1, Guard(threading.Lock())]}
          "callable", "method", "partial", "two partials", "wrapper", "cached", "attribute", "deep"],
 )  # fmt: skip
 def test_unsendable_value_is_named_wherever_the_function_has_it_from(
-    definition: str, said: str, monkeypatch: pytest.MonkeyPatch
+    definition: str, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elasticlib.workers.captures._parts.cell_label", lambda file: file)
     train = main_function(f"{NAMES}\n{definition}", "train", monkeypatch, filename="Cell")
@@ -354,7 +354,7 @@ def test_unsendable_value_is_named_wherever_the_function_has_it_from(
         pack_call(train, (), {})
 
     text = str(caught.value)
-    assert text.startswith(f"{said} cannot be sent to the workers")
+    assert text.startswith(f"{subject} cannot be sent to the workers")
     assert text.endswith("cannot pickle '_thread.lock' object; make it inside the function instead")
 
 
@@ -443,7 +443,7 @@ holds = Holds()
 
 
 @pytest.mark.parametrize(
-    ("definition", "told"),
+    ("definition", "named"),
     [
         ("def train():\n    return data", {"global variable 'data' that train uses, a bytearray"}),
         ("def train():\n    return helper()", {"global variable 'data' that helper uses, a bytearray"}),
@@ -458,7 +458,7 @@ holds = Holds()
     ids=["global", "helper", "lambda", "default", "attribute's name", "partial", "class"],
 )  # fmt: skip
 def test_large_value_is_named_once_wherever_the_function_has_it_from(
-    definition: str, told: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    definition: str, named: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_packing, "_WORTH_A_WARNING", 5_000)
     monkeypatch.setattr(_packing, "_warned", set())
@@ -467,7 +467,7 @@ def test_large_value_is_named_once_wherever_the_function_has_it_from(
     for _ in range(3):  # as `Pool.map` does, for each item
         pack_call(train, (bytearray(5_000),), {})
 
-    assert sorted(record.message.partition(", has ")[0] for record in caplog.records) == sorted(told)
+    assert sorted(record.message.partition(", has ")[0] for record in caplog.records) == sorted(named)
 
 
 # Between two programs, each with a ``__main__`` of its own.
@@ -526,19 +526,19 @@ def test_classes_of_main_are_the_same_in_the_worker_and_on_the_way_back(tmp_path
     assert (done.stdout.split(), done.stderr) == (["True", "True", "2", "True", "True"], "")
 
 
-class Held:
+class Referable:
     """Object that can be weakly referenced."""
 
 
 @pytest.mark.parametrize("others", [(), (LOCK,)], ids=["packed", "refused"])
 def test_arguments_are_let_go_of_at_once(others: tuple[object, ...]) -> None:
-    held = Held()
-    seen = weakref.ref(held)
+    argument = Referable()
+    seen = weakref.ref(argument)
     gc.disable()  # a large array would lie there until it comes
     try:
         with contextlib.suppress(PicklingError):
-            pack_call(double, (held, *others), {})
-        del held
+            pack_call(double, (argument, *others), {})
+        del argument
         assert seen() is None
     finally:
         gc.enable()

@@ -39,8 +39,8 @@ def plan(
     threads: int = 1,
     **spec: Any,
 ) -> LaunchPlan:
-    asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
-    return _plan.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
+    worker_spec = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
+    return _plan.plan(worker_spec, method, environment if environment is not None else {"PATH": os.defpath}, threads)
 
 
 class Typed(os.PathLike[str]):
@@ -424,18 +424,18 @@ def test_virtual_local_rank_without_a_device_is_refused_first() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Two NUMA nodes with a GPU each, of which the first is at the second node; who asked for them."""
-    asked: list[Any] = []
+    """Two NUMA nodes with a GPU each, of which the first is at the second node; the calls for their addresses."""
+    requests: list[Any] = []
 
     def addresses(fork_server: ForkServerKey | None, environment: Mapping[str, str], search_path: object) -> list[str]:
-        asked.append((fork_server, environment))
+        requests.append((fork_server, environment))
         return ["0000:01:00.0", "0000:02:00.0"]
 
     topology = Topology({0: frozenset({0, 1}), 1: frozenset({2, 3})}, {}, {}, {}, (1, 0))
     monkeypatch.setattr(_plan._devices, "gpu_addresses", addresses)
     monkeypatch.setattr(_plan, "read_topology", lambda addresses: topology)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
-    return asked
+    return requests
 
 
 NODE = NumaOptions(AffinityMode.NODE)

@@ -37,8 +37,8 @@ from elasticlib.workers._processes import Processes
 from elasticlib.workers.child._report import Report
 
 
-class Told:
-    """Stands in for a spawner: tells *events*, and takes down how it is asked to stop."""
+class ScriptedSpawner:
+    """Stands in for a spawner: returns *events*, and records its orders to stop."""
 
     def __init__(self, *events: Event) -> None:
         self.events = list(events)
@@ -96,17 +96,17 @@ WELL = (ended(0), ended(1), AllStopped())
 
 
 @pytest.fixture
-def said() -> list[records.Record]:
+def reported() -> list[records.Record]:
     return []
 
 
 @pytest.fixture
-def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, Told]]]:
-    spawners: list[Told] = []
+def make(reported: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, ScriptedSpawner]]]:
+    spawners: list[ScriptedSpawner] = []
 
-    def new(*events: Event) -> tuple[Processes, Told]:
+    def new(*events: Event) -> tuple[Processes, ScriptedSpawner]:
         job = _context.plan_of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
-        processes, spawner = Processes(job, 2, said.append), Told(*events)
+        processes, spawner = Processes(job, 2, reported.append), ScriptedSpawner(*events)
         processes._supervisor.client = spawner  # type: ignore[assignment]
         processes._supervisor._helpers = NeverLooks()  # type: ignore[assignment]
         processes.round.pids = {0: 100, 1: 101}
@@ -118,7 +118,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
         os.close(spawner.ready)
 
 
-Make = Callable[..., tuple[Processes, Told]]
+Make = Callable[..., tuple[Processes, ScriptedSpawner]]
 
 
 def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> None:
@@ -142,12 +142,12 @@ def test_set_has_ended_when_all_workers_ended_or_were_lost(make: Make, last: Eve
     assert (before, processes.round.gone()) == (False, True)
 
 
-def test_survivors_are_reported_in_a_record(make: Make, said: list[records.Record]) -> None:
+def test_survivors_are_reported_in_a_record(make: Make, reported: list[records.Record]) -> None:
     processes, _ = make(AllStopped([100]))
 
     processes.poll()
 
-    assert said == [records.WorkersSurvived((100,))]
+    assert reported == [records.WorkersSurvived((100,))]
 
 
 def test_worker_stopped_by_us_counts_as_cut_short_not_as_failure(make: Make) -> None:
@@ -182,7 +182,7 @@ def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
 
 
 def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+    make: Make, reported: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_processes, "_ANSWER", 0.1)
     monkeypatch.setattr(_processes, "wait_until_gone", lambda pids, limit: None)
@@ -192,12 +192,12 @@ def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
     processes.stop(signal.SIGTERM, 0.0)
 
     assert (spawner.killed, spawner.closed, processes.round.gone()) == (True, 1, True)
-    assert said == [records.SpawnerKilled(0.1)]
+    assert reported == [records.SpawnerKilled(0.1)]
     assert processes.round.failures() == {}
 
 
 def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+    make: Make, reported: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
     monkeypatch.setattr(_processes, "wait_until_gone", lambda pids, limit: None)
@@ -213,7 +213,7 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
 
     assert patience is not None and 50.0 < patience <= 60.0
     assert (False, 0.0, True, True) == (killed, waits, spawner.killed, processes.round.gone())
-    assert said == [records.WorkersCutOff()]
+    assert reported == [records.WorkersCutOff()]
     lease.close()
 
 
@@ -222,14 +222,14 @@ def test_a_spawner_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
     before = processes.poll_timeout()
 
     processes.ask_to_stop(signal.SIGTERM, 30.0)
-    asked = processes.poll_timeout()
+    requested = processes.poll_timeout()
     processes.hasten(signal.SIGKILL, 0.0)
     hastened = processes.poll_timeout()
     spawner.events = [AllStopped()]
     processes.poll()
 
-    assert asked is not None and hastened is not None
-    assert asked > 30.0 > hastened > 0.0
+    assert requested is not None and hastened is not None
+    assert requested > 30.0 > hastened > 0.0
     assert (before, processes.poll_timeout()) == (None, None)
 
 
@@ -298,18 +298,18 @@ def test_unreadable_result_of_a_worker_raises_instead_of_being_none(make: Make) 
 
 
 @pytest.mark.parametrize(
-    ("ended_well", "spare_failed", "is_asked"),
+    ("ended_well", "spare_failed", "is_requested"),
     [(False, False, True), (True, False, False), (True, True, True)],
     ids=["workers run", "all gone", "for a restart, detached processes may be left"],
 )
 def test_a_stop_asks_once_where_something_may_be_left(
-    make: Make, ended_well: bool, spare_failed: bool, is_asked: bool
+    make: Make, ended_well: bool, spare_failed: bool, is_requested: bool
 ) -> None:
     processes, spawner = make(*(WELL if ended_well else ()))
 
     processes.stop(signal.SIGTERM, 30.0, lambda _: spawner.events.append(AllStopped()), spare_failed=spare_failed)
 
-    assert spawner.stops == [(signal.SIGTERM, 30.0)] * is_asked
+    assert spawner.stops == [(signal.SIGTERM, 30.0)] * is_requested
     assert processes.round.gone()
 
 
@@ -342,7 +342,7 @@ def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> N
 
 @pytest.mark.parametrize("somebody_waits", [True, False])
 def test_awaited_stop_is_reported_once_with_the_remaining_workers(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
+    make: Make, reported: list[records.Record], monkeypatch: pytest.MonkeyPatch, somebody_waits: bool
 ) -> None:
     monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
     processes, spawner = make(ended(0))
@@ -358,11 +358,11 @@ def test_awaited_stop_is_reported_once_with_the_remaining_workers(
 
     assert all(limit is not None and limit <= 30.0 + _processes._ANSWER for limit in limits)
     assert (limits[0] == 0.0) == somebody_waits
-    told = [(record.pids, record.signum) for record in said if isinstance(record, records.StopAwaited)]
-    assert told == [({5: 101}, signal.SIGINT)] * somebody_waits
+    awaited = [(record.pids, record.signum) for record in reported if isinstance(record, records.StopAwaited)]
+    assert awaited == [({5: 101}, signal.SIGINT)] * somebody_waits
 
 
-def test_worker_killed_in_native_code_is_named_by_its_global_rank(make: Make, said: list[records.Record]) -> None:
+def test_worker_killed_in_native_code_is_named_by_its_global_rank(make: Make, reported: list[records.Record]) -> None:
     processes, spawner = make()
     processes.round.rank_base = 4
 
@@ -371,7 +371,7 @@ def test_worker_killed_in_native_code_is_named_by_its_global_rank(make: Make, sa
 
     processes.stop(signal.SIGINT, 30.0, find)
 
-    assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == said
+    assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == reported
 
 
 STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 41 in train\n'
@@ -379,14 +379,14 @@ STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", 
 
 @pytest.mark.parametrize("world_size", [2, 6])
 def test_last_worker_is_reported_with_its_global_rank_and_place(
-    make: Make, said: list[records.Record], world_size: int
+    make: Make, reported: list[records.Record], world_size: int
 ) -> None:
     processes, _ = make(LastWorkerRuns(1, 101, 30.0, None, STACKS))
     processes.round.rank_base, processes.round.world_size = 4, world_size
 
     processes.poll()
 
-    assert [records.LastRuns(5, 101, 30.0, None, "at train.py:41", world_size == 2)] == said
+    assert [records.LastRuns(5, 101, 30.0, None, "at train.py:41", world_size == 2)] == reported
 
 
 def test_a_loss_lets_go_of_the_spawner(make: Make) -> None:
@@ -508,7 +508,7 @@ def test_wait_with_an_invalid_timeout_is_refused(make: Make, timeout: Any, kind:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         ({"death_sig": "TERM"}, "death_sig='TERM' must be a signal"),
         ({"death_sig": True}, "death_sig=True must be a signal"),
@@ -519,12 +519,12 @@ def test_wait_with_an_invalid_timeout_is_refused(make: Make, timeout: Any, kind:
     ],
 )
 def test_a_close_that_cannot_work_is_refused_before_it_touches_anything(
-    make: Make, call: dict[str, Any], words: str
+    make: Make, call: dict[str, Any], message: str
 ) -> None:
     _, spawner = make()
     context = context_on(spawner)
 
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         context.close(**call)
 
     assert (spawner.stops, spawner.closed, context.wait(0)) == ([], 0, None)

@@ -37,14 +37,14 @@ LIMIT = 30.0
 @pytest.fixture
 def seen() -> Iterator[list[int]]:
     """Yield the signals with which the user's handler of SIGUSR1 and SIGUSR2 was called."""
-    came: list[int] = []
+    received: list[int] = []
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
+        received.append(signum)
 
     signums = (signal.SIGUSR1, signal.SIGUSR2)
     former = [signal.signal(signum, handler) for signum in signums]
-    yield came
+    yield received
     for signum, handler_before in zip(signums, former, strict=True):
         signal.signal(signum, handler_before)
 
@@ -159,9 +159,9 @@ def test_leaving_frees_the_descriptor(seen: list[int]) -> None:
 @pytest.fixture
 def hang_ups() -> Iterator[list[int]]:
     """Collects SIGHUP where nobody else does."""
-    came: list[int] = []
-    former = signal.signal(signal.SIGHUP, lambda signum, frame: came.append(signum))
-    yield came
+    received: list[int] = []
+    former = signal.signal(signal.SIGHUP, lambda signum, frame: received.append(signum))
+    yield received
     signal.signal(signal.SIGHUP, former)
 
 
@@ -240,10 +240,10 @@ def test_a_loop_on_top_collects_what_would_raise(hang_ups: list[int]) -> None:
 
     with Signals((signal.SIGHUP,)) as signals:
         signal.raise_signal(signal.SIGHUP)
-        came = signals.drain()
+        received = signals.drain()
     handlers.remove()
 
-    assert came == [signal.SIGHUP]
+    assert received == [signal.SIGHUP]
 
 
 def test_in_another_thread_nothing_is_installed(hang_ups: list[int]) -> None:
@@ -280,10 +280,10 @@ def test_quit_asks_for_stacks_and_stops_when_it_is_repeated_soon(monkeypatch: py
             stops.append(inbox.put_signal(signal.SIGQUIT))
         stops.append(inbox.put_signal(signal.SIGTERM))
 
-        came = [item if isinstance(item, int) else type(item) for item in inbox.drain()]
+        received = [item if isinstance(item, int) else type(item) for item in inbox.drain()]
 
     assert [False, True, False, False, True] == stops
-    assert [StacksRequest, signal.SIGQUIT, StacksRequest, StacksRequest, signal.SIGTERM] == came
+    assert [StacksRequest, signal.SIGQUIT, StacksRequest, StacksRequest, signal.SIGTERM] == received
 
 
 def test_quit_stops_if_the_user_requested_that(inbox: Inbox) -> None:
@@ -336,16 +336,16 @@ def test_an_inbox_that_was_closed_takes_what_nobody_will_hear() -> None:
 
 def test_other_thread_handles_no_signals_but_reads_the_inbox(seen: list[int], inbox: Inbox) -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    heard = []
+    observed = []
 
     def listen() -> None:
         with Signals((signal.SIGUSR1,), inbox) as signals:
-            heard.append((signal.getsignal(signal.SIGUSR1), wait_readable([signals], LIMIT)))
+            observed.append((signal.getsignal(signal.SIGUSR1), wait_readable([signals], LIMIT)))
 
     inbox.put("stop")
     in_another_thread(listen)
 
-    assert [(before, {inbox.fileno()})] == heard
+    assert [(before, {inbox.fileno()})] == observed
 
 
 # Interrupts that are put off.

@@ -66,7 +66,7 @@ def test_only_the_worker_itself_announces() -> None:
 @given(st.lists(st.integers(0, 70_000), max_size=3), st.lists(st.integers(1, 65_536), min_size=1, max_size=9))
 def test_report_through_the_pipe_is_whole_however_it_is_read(sizes: list[int], reads: list[int]) -> None:
     """Beside announcements of others."""
-    told = []
+    announced = []
     data = b""
     for pid, size in enumerate(sizes, 1):
         for begin in range(0, size, _announcing._PIECE):
@@ -78,10 +78,10 @@ def test_report_through_the_pipe_is_whole_however_it_is_read(sizes: list[int], r
     while place < len(data):
         piece, turn = data[place : place + reads[turn % len(reads)]], turn + 1
         place += len(piece)
-        told += [pid for pid, _, _ in notices.take(piece) if pid != 99]
+        announced += [pid for pid, _, _ in notices.take(piece) if pid != 99]
 
-    assert list(range(1, len(sizes) + 1)) == told
-    assert [bytes([pid]) * size for pid, size in enumerate(sizes, 1)] == [notices.report_of(pid) for pid in told]
+    assert list(range(1, len(sizes) + 1)) == announced
+    assert [bytes([pid]) * size for pid, size in enumerate(sizes, 1)] == [notices.report_of(pid) for pid in announced]
 
 
 def test_text_of_others_in_the_pipe_is_ignored() -> None:

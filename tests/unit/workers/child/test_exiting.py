@@ -14,7 +14,7 @@ WELL = [(ProgramOutcome.CLOSING, 0)]
 MAIN_PARTS = [ProgramOutcome.RETURNED, ProgramOutcome.ENDED]
 
 
-def until_told(course: ExitCourse, now: float) -> list[ExitAction]:
+def due_until_report(course: ExitCourse, now: float) -> list[ExitAction]:
     """Return the actions from *now* up to the report to the launcher; stacks take no time."""
     acts: list[ExitAction] = []
     while ExitAction.REPORT_OVERDUE not in acts:
@@ -40,7 +40,7 @@ def test_worker_not_ended_in_time_is_dumped_then_reported_and_stopped(outcome: P
     course.announced(outcome, status, now=0.0)
 
     assert [] == course.due(9.9, dumped=False)
-    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == due_until_report(course, 10.0)
     assert course.deadline is not None
     assert [ExitAction.SIGNAL_GROUP] == course.due(course.deadline, dumped=True)
     assert [ExitAction.KILL] == course.due(course.deadline, dumped=True)
@@ -90,7 +90,7 @@ def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: ProgramO
     """Threads that work on are a legitimate program, whether it is a script or a function."""
     course = ended_well(outcome)
 
-    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE] == due_until_report(course, 10.0)
     assert (Stage.LINGERS, None, False) == (course.stage, course.deadline, course.overdue)
 
 
@@ -100,21 +100,21 @@ def test_chosen_timeout_makes_a_failure_of_a_program_that_ended_well(outcome: Pr
     """The threads' work is cut off, even if the process exits with 0 after the signal."""
     course = ended_well(outcome, was_chosen=True)
 
-    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 10.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == due_until_report(course, 10.0)
     assert (code or -15) == course.exitcode(code)
 
 
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
-@pytest.mark.parametrize("told_before", [False, True])
-def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, outcome: ProgramOutcome) -> None:
+@pytest.mark.parametrize("reported_before", [False, True])
+def test_finalizers_have_a_time_limit_and_change_no_status(reported_before: bool, outcome: ProgramOutcome) -> None:
     """Once its threads and exit handlers are done, nothing of the user's is left to wait for."""
     course = ended_well(outcome)
-    if told_before:
-        until_told(course, 10.0)
+    if reported_before:
+        due_until_report(course, 10.0)
 
     assert not course.announced(ProgramOutcome.CLOSING, 0, now=50.0)
     assert 60.0 == course.deadline
-    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == until_told(course, 60.0)
+    assert [ExitAction.DUMP, ExitAction.REPORT_OVERDUE, ExitAction.TERM] == due_until_report(course, 60.0)
     assert 0 == course.exitcode(-15)
 
 
@@ -156,9 +156,12 @@ def test_last_worker_is_reported_once_and_may_take_any_time(
 def test_chosen_timeout_ends_a_function_that_returned_at_both_looks(exit_timeout: float, first: float) -> None:
     """It counts from the first of them; its local variables are being destroyed all that time."""
     course = last_runs(exit_timeout)
-    told, (second, *ended) = looked_at(course, [True])[0], (course.deadline, *looked_at(course, [True]))
+    last_runs_report, (second, *ended) = looked_at(course, [True])[0], (course.deadline, *looked_at(course, [True]))
 
-    assert ((first, ExitAction.REPORT_LAST_RUNS), exit_timeout) == (told, course.time_of_last_runs(first)[1])
+    assert ((first, ExitAction.REPORT_LAST_RUNS), exit_timeout) == (
+        last_runs_report,
+        course.time_of_last_runs(first)[1],
+    )
     assert second == pytest.approx(first + exit_timeout, abs=0.1)
     assert [(second, ExitAction.REPORT_OVERDUE), (second, ExitAction.TERM)] == ended
     assert (-15, exit_timeout) == (course.exitcode(-15), course.facts_of_end(-15)["overdue"])

@@ -56,8 +56,8 @@ def test_large_values_are_cut() -> None:
     assert len(shown(10**4000)) < 300
 
 
-class Told:
-    """Tells who looks at it."""
+class CallRecorder:
+    """Records the calls of its methods."""
 
     calls: ClassVar[list[str]] = []
 
@@ -76,7 +76,7 @@ class Told:
     @property
     def __class__(self) -> Any:
         self.calls.append("class")
-        return Told
+        return CallRecorder
 
     @__class__.setter
     def __class__(self, kind: type) -> None:
@@ -85,11 +85,11 @@ class Told:
 
 @pytest.mark.parametrize("kind", [dict.fromkeys, set, frozenset, list], ids=["dict", "set", "frozenset", "list"])
 def test_nobody_asks_what_is_in_a_container(kind: Any) -> None:
-    value = kind([Told() for _ in range(9)])
-    Told.calls.clear()
+    value = kind([CallRecorder() for _ in range(9)])
+    CallRecorder.calls.clear()
 
-    assert f"<{__name__}.Told>" in shown(value)
-    assert Told.calls == []
+    assert f"<{__name__}.CallRecorder>" in shown(value)
+    assert CallRecorder.calls == []
 
 
 def test_of_a_large_container_only_what_is_shown_is_looked_at() -> None:

@@ -33,29 +33,29 @@ def test_progress_is_empty_at_first(board: Board) -> None:
 def test_progress_of_a_worker_is_read_with_its_age(board: Board) -> None:
     progress(3, total=10, loss=0.5, lr=1e-3)
 
-    told = board.read(1)
-    assert told is not None
-    assert (told.step, told.total, told.metrics) == (3, 10, {"loss": 0.5, "lr": 1e-3})
-    assert 0 <= told.age < 60
+    reported = board.read(1)
+    assert reported is not None
+    assert (reported.step, reported.total, reported.metrics) == (3, 10, {"loss": 0.5, "lr": 1e-3})
+    assert 0 <= reported.age < 60
     assert board.read(0) is None
 
 
 def test_a_step_alone_will_do(board: Board) -> None:
     progress(0)
 
-    told = board.read(1)
-    assert told is not None
-    assert (told.step, told.total, told.metrics) == (0, None, {})
+    reported = board.read(1)
+    assert reported is not None
+    assert (reported.step, reported.total, reported.metrics) == (0, None, {})
 
 
 def test_other_metrics_take_the_place_of_the_former_ones(board: Board) -> None:
     progress(1, loss=1.0, lr=2.0)
     progress(2, accuracy=3.0)
-    told = board.read(1)
+    reported = board.read(1)
     progress(3)
     bare = board.read(1)
 
-    assert told is not None and told.metrics == {"accuracy": 3.0}
+    assert reported is not None and reported.metrics == {"accuracy": 3.0}
     assert bare is not None and bare.metrics == {}
 
 
@@ -66,8 +66,8 @@ def test_numbers_of_any_kind_are_metrics(board: Board) -> None:
 
     progress(1, loss=Scalar(), done=True, count=4)  # type: ignore[arg-type]
 
-    told = board.read(1)
-    assert told is not None and told.metrics == {"loss": 2.5, "done": 1.0, "count": 4.0}
+    reported = board.read(1)
+    assert reported is not None and reported.metrics == {"loss": 2.5, "done": 1.0, "count": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_worker_may_write_anything_there(junk: bytes, place: int) -> None:
     end = min(place + len(junk), len(board._memory))
     board._memory[place:end] = junk[: end - place]
 
-    told = board.read(0)
-    assert told is None or (told.age >= 0 and all(isinstance(name, str) for name in told.metrics))
+    reported = board.read(0)
+    assert reported is None or (reported.age >= 0 and all(isinstance(name, str) for name in reported.metrics))
     board.close()
 
 
@@ -120,5 +120,5 @@ def test_progress_is_read_after_the_descriptor_is_closed(board: Board) -> None:
     board.close()
     board.close()
 
-    told = board.read(1)
-    assert told is not None and told.step == 7
+    reported = board.read(1)
+    assert reported is not None and reported.step == 7

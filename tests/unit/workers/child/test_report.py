@@ -172,11 +172,11 @@ def test_memory_that_its_owner_has_lost_too_is_an_error(memory: int, owner: int)
 
 
 def test_memory_of_an_ended_owner_raises_an_error(memory: int) -> None:
-    gone = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(gone, 0)
+    ended = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(ended, 0)
 
-    with pytest.raises(OSError, match=str(gone)):
-        _report.reopened(memory, (1, 1), gone)
+    with pytest.raises(OSError, match=str(ended)):
+        _report.reopened(memory, (1, 1), ended)
 
 
 # What an exception says.
@@ -463,9 +463,9 @@ def test_a_descriptor_stays_where_no_other_is_free(memory: int, monkeypatch: pyt
 
 def test_no_table_of_millions_is_made_for_it(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
-    asked = []
-    monkeypatch.setattr(fcntl, "fcntl", lambda _, __, least: asked.append(least) or os.dup(memory))
+    requested = []
+    monkeypatch.setattr(fcntl, "fcntl", lambda _, __, least: requested.append(least) or os.dup(memory))
 
     os.close(_report.moved_up(os.dup(memory)))
 
-    assert [16384] == asked
+    assert [16384] == requested

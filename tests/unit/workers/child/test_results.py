@@ -93,7 +93,7 @@ class Decorated(ValueError):  # noqa: N818
         self.code = code
 
 
-class SaysItsField(LookupError):  # noqa: N818
+class TextFromField(LookupError):  # noqa: N818
     """Its text comes from a field."""
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def raised(function: Callable[[], object]) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "held"),
+    ("error", "attributes"),
     [
         (raised(lambda: nothing), {"name": "nothing"}),  # type: ignore[name-defined]  # noqa: F821
         (raised(lambda: threading.nothing), {"name": "nothing"}),  # type: ignore[attr-defined]
@@ -168,11 +168,13 @@ def raised(function: Callable[[], object]) -> BaseException:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_of_an_exception_outside_its_dictionary_are_sent(error: BaseException, held: dict[str, object]) -> None:
+def test_values_of_an_exception_outside_its_dictionary_are_sent(
+    error: BaseException, attributes: dict[str, object]
+) -> None:
     found = there(error)
 
     assert type(error) is type(found)
-    assert held == {name: getattr(found, name) for name in held}
+    assert attributes == {name: getattr(found, name) for name in attributes}
 
 
 def test_object_of_an_attribute_error_is_not_sent() -> None:
@@ -211,10 +213,10 @@ def test_argument_that_cannot_be_sent_is_replaced_by_its_text(args: tuple[object
 
 
 def test_text_is_kept_by_a_class_of_that_name_where_a_field_is_missing() -> None:
-    found = there(with_fields(SaysItsField(), what=threading.Lock()))
+    found = there(with_fields(TextFromField(), what=threading.Lock()))
 
-    assert isinstance(found, SaysItsField)
-    assert "SaysItsField" == type(found).__name__
+    assert isinstance(found, TextFromField)
+    assert "TextFromField" == type(found).__name__
 
 
 def test_for_a_class_that_cannot_travel_stands_the_nearest_above_it() -> None:

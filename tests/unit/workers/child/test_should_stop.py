@@ -54,14 +54,14 @@ def test_all_return_in_the_confirmed_call() -> None:
     ranks.call(0, 4)
     ranks.call(1, 3)
     ranks.board.ask("signal 15", LATER, range(8, 10))
-    asked = ranks.call(1)
+    requested = ranks.call(1)
     ranks.board.propose(6)
     ranks.board.confirm()
 
     steps = [[ranks.call(rank) for _ in range(3)] for rank in range(2)]
 
     stop = Stop("signal 15", LATER, (8, 9))
-    assert asked is None
+    assert requested is None
     assert [[None, stop, stop], [None, stop, stop]] == steps
     assert [0, 1] == ranks.board.given()
     assert 7 == ranks.board.calls()

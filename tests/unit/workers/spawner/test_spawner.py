@@ -111,8 +111,8 @@ class Yard:
             live.course.deadline = live.course._times.kill_at = 0.0
             self.workers_left._look_at(live)
 
-    def said(self) -> list[Message]:
-        """All that the spawner has said by now."""
+    def received(self) -> list[Message]:
+        """Return the messages of the spawner so far."""
         found = []
         while wait_readable([self.launcher], 0):
             received = self.launcher.receive()
@@ -150,7 +150,7 @@ def test_end_is_reported_with_its_status_and_its_group_is_killed(yard: Yard) -> 
 
     yard.end(live)
 
-    (message,) = yard.said()
+    (message,) = yard.received()
     assert (message["op"], message["local_rank"], message["pid"]) == ("exited", 0, live.pid)
     assert (message["exitcode"], message["told"]) == (-signal.SIGKILL, False)
     assert (live.pid, signal.SIGKILL) in yard.sent
@@ -162,7 +162,7 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
     yard.end(first)
     yard.end(last)
 
-    assert [message["op"] for message in yard.said()] == ["exited", "exited", "stopped"]
+    assert [message["op"] for message in yard.received()] == ["exited", "exited", "stopped"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_detached_processes_are_kept_where_the_workers_succeeded(
     if stop == "restart once it has ended":
         yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=True)
 
-    *_, stopped = yard.said()
+    *_, stopped = yard.received()
 
     assert (yard.kept, stopped["ended"]) == (([pid], {}) if keeps else ([], {str(pid): f"command {pid}"}))
     assert yard.outliving.numbers() == ({pid} if keeps else set()), "by the processes above, too"
@@ -247,14 +247,14 @@ def test_group_of_a_stopped_worker_has_the_rest_of_the_time(yard: Yard) -> None:
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
     yard.adopted = [77]
     yard.end(live)
-    before = yard.said()
+    before = yard.received()
 
     yard.adopted = []
     live.course.deadline = 0.0
     yard.workers_left._look_at(live)
 
     assert ([], [(77, signal.SIGTERM), (77, signal.SIGCONT)]) == (before, yard.children)
-    assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
+    assert ["exited", "stopped"] == [message["op"] for message in yard.received()]
 
 
 def test_group_member_that_outlives_the_stop_time_is_killed(yard: Yard) -> None:
@@ -266,7 +266,7 @@ def test_group_member_that_outlives_the_stop_time_is_killed(yard: Yard) -> None:
     yard.out_of_time()
 
     assert (live.pid, signal.SIGKILL) in yard.sent
-    assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
+    assert ["exited", "stopped"] == [message["op"] for message in yard.received()]
 
 
 def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
@@ -288,8 +288,8 @@ def test_worker_ended_before_the_stop_signal_counts_as_not_signalled(yard: Yard)
     yard.end(ended)
     yard.end(other)
 
-    told = {message["local_rank"]: message["told"] for message in yard.said() if message["op"] == "exited"}
-    assert told == {0: False, 1: True}
+    was_stopped = {message["local_rank"]: message["told"] for message in yard.received() if message["op"] == "exited"}
+    assert was_stopped == {0: False, 1: True}
 
 
 def test_signalled_worker_stays_signalled_if_next_signal_finds_it_dead(yard: Yard) -> None:
@@ -300,13 +300,13 @@ def test_signalled_worker_stays_signalled_if_next_signal_finds_it_dead(yard: Yar
 
     yard.end(live)
 
-    assert yard.said()[0]["told"] is True
+    assert yard.received()[0]["told"] is True
 
 
 def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
-    assert [message["op"] for message in yard.said()] == ["stopped"]
+    assert [message["op"] for message in yard.received()] == ["stopped"]
 
 
 def test_workers_out_of_time_are_killed_and_survivors_then_reported(yard: Yard) -> None:
@@ -315,12 +315,12 @@ def test_workers_out_of_time_are_killed_and_survivors_then_reported(yard: Yard) 
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
 
     yard.out_of_time()
-    after_kill = yard.said()
+    after_kill = yard.received()
     yard.out_of_time()
 
     assert yard.sent[-1] == (live.pid, signal.SIGKILL)
     assert after_kill == []
-    assert [(message["op"], message["survivors"]) for message in yard.said()] == [("stopped", [live.pid])]
+    assert [(message["op"], message["survivors"]) for message in yard.received()] == [("stopped", [live.pid])]
     assert os.listdir("/proc/self/fd") == descriptors
 
 
@@ -342,15 +342,15 @@ def test_survivor_is_not_a_worker_of_a_later_round(yard: Yard) -> None:
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
     yard.out_of_time()
     yard.out_of_time()
-    yard.said()
+    yard.received()
 
     yard.order(op="start", round=1, workers=[], more=[])
     yard.kill(survivor)
-    heard = [key.fd for key, _ in yard.spawner._selector.select(0)]
+    readable = [key.fd for key, _ in yard.spawner._selector.select(0)]
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
-    assert heard == []
-    assert [(message["op"], message["round"]) for message in yard.said()] == [
+    assert readable == []
+    assert [(message["op"], message["round"]) for message in yard.received()] == [
         ("starting", 1),
         ("started", 1),
         ("stopped", 1),
@@ -367,7 +367,7 @@ def start(yard: Yard, *ranks: int) -> None:
 def test_the_spawner_names_itself_when_it_has_its_job(yard: Yard) -> None:
     yard.order(op="job", memories=[], common=StartSpec().plain())
 
-    assert yard.said() == [{"op": "spawning", "spawner": os.getpid()}]
+    assert yard.received() == [{"op": "spawning", "spawner": os.getpid()}]
 
 
 def test_round_is_reported_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_round_is_reported_with_its_processes(yard: Yard, monkeypatch: pytest.Mo
     start(yard, 0, 1)
 
     pids = {"0": yard.workers[0], "1": yard.workers[1]}
-    assert yard.said() == [{"op": "starting", "round": 3}, {"op": "started", "round": 3, "pids": pids}]
+    assert yard.received() == [{"op": "starting", "round": 3}, {"op": "started", "round": 3, "pids": pids}]
 
 
 def test_a_worker_gets_its_variables_and_a_way_to_find_its_report_again(
@@ -404,7 +404,7 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
 
     start(yard, 0, 1)
 
-    assert yard.said() == [
+    assert yard.received() == [
         {"op": "starting", "round": 3},
         {"op": "broken", "why": "a worker could not be started: no process left"},
     ]
@@ -461,7 +461,7 @@ def test_failure_is_reported_as_soon_as_it_is_announced(yard: Yard) -> None:
 
     announced(yard, live, ProgramOutcome.RAISED, 1)
 
-    assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
+    assert yard.received() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
 
 
 def test_a_store_that_ends_is_needed_unless_all_programs_have_ended_well(yard: Yard) -> None:
@@ -469,23 +469,25 @@ def test_a_store_that_ends_is_needed_unless_all_programs_have_ended_well(yard: Y
     done, works = yard.worker(0), yard.worker(1)
     announced(yard, done, ProgramOutcome.ENDED, 0)
     yard.spawner._store_ended("killed", 7, -9)
-    assert [("store", True)] == [(message["op"], message["needed"]) for message in yard.said()]
+    assert [("store", True)] == [(message["op"], message["needed"]) for message in yard.received()]
 
     os.write(yard.workers_left.notices._ends[1], struct.pack("!iBi", works.pid, ProgramOutcome.RETURNED, 0))
     yard.spawner._store_ended("killed", 7, -9)
 
-    assert [("store", False)] == [(message["op"], message["needed"]) for message in yard.said()]
+    assert [("store", False)] == [(message["op"], message["needed"]) for message in yard.received()]
 
 
-@pytest.mark.parametrize(("outcome", "told"), [(ProgramOutcome.ENDED, True), (ProgramOutcome.FINAL, False)])
-def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: ProgramOutcome, told: bool) -> None:
+@pytest.mark.parametrize(("outcome", "was_stopped"), [(ProgramOutcome.ENDED, True), (ProgramOutcome.FINAL, False)])
+def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: ProgramOutcome, was_stopped: bool) -> None:
     live = yard.worker(0)
     announced(yard, live, outcome, 0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
     yard.end(live)
 
-    assert [(0, told)] == [(each["exitcode"], each["told"]) for each in yard.said() if each["op"] == "exited"]
+    assert [(0, was_stopped)] == [
+        (each["exitcode"], each["told"]) for each in yard.received() if each["op"] == "exited"
+    ]
 
 
 def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
@@ -507,7 +509,7 @@ def test_overdue_worker_is_reported_and_ends_with_its_program_status(yard: Yard)
         yard.out_of_time()
     yard.end(live)
 
-    lingers, exited, stopped = yard.said()
+    lingers, exited, stopped = yard.received()
     assert ("lingers", True, 30.0) == (lingers["op"], lingers["ends"], lingers["seconds"])
     assert (0, 30.0, False) == (exited["exitcode"], exited["overdue"], exited["told"])
     assert "stopped" == stopped["op"]
@@ -528,8 +530,8 @@ def test_last_running_worker_is_reported_once_all_others_ended_well(
         yard.out_of_time()
         os.write(last.left.faults, b"stacks")
 
-    told = yard.said()[-1]
-    assert ("last_runs", 1, None) == (told["op"], told["local_rank"], told["left"])
+    message = yard.received()[-1]
+    assert ("last_runs", 1, None) == (message["op"], message["local_rank"], message["left"])
 
 
 def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> None:
@@ -592,4 +594,4 @@ def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
 
     yard.workers_left.read_notices()
 
-    assert yard.said() == []
+    assert yard.received() == []

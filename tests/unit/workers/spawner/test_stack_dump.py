@@ -17,7 +17,7 @@ from elasticlib.workers.spawner import _stack_dump
 from elasticlib.workers.spawner._stack_dump import LIMIT, StackDump
 
 SIGNUM, OWN_SIGNUM = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
-TELLS = f"""
+ANSWERS = f"""
 import faulthandler, sys, threading
 faulthandler.register({SIGNUM}, file=int(sys.argv[1]), all_threads=True)
 faulthandler.register({OWN_SIGNUM}, file=int(sys.argv[1]), all_threads=False)
@@ -26,7 +26,7 @@ def sits_here():
     threading.Event().wait()
 sits_here()
 """
-BUSY = TELLS.replace(
+BUSY = ANSWERS.replace(
     "sits_here()\n",
     """def is_busy():
     while True:
@@ -65,7 +65,7 @@ def start() -> Iterator[Start]:
         os.close(descriptor)
 
 
-def told(dump: StackDump) -> dict[int, str]:
+def finish_look(dump: StackDump) -> dict[int, str]:
     """Wait for the end of the look that has begun; return its result."""
     while True:
         assert dump.next_look is not None
@@ -79,18 +79,18 @@ def told(dump: StackDump) -> dict[int, str]:
 def look(*workers: tuple[int, int, int]) -> dict[int, str]:
     dump = StackDump()
     dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], time.monotonic())
-    return told(dump)
+    return finish_look(dump)
 
 
 def test_worker_reports_where_it_is(start: Start) -> None:
-    found = look(start(TELLS), start(TELLS))
+    found = look(start(ANSWERS), start(ANSWERS))
 
     assert sorted(found) == [0, 1]
     assert all("in sits_here" in text for text in found.values())
 
 
 def test_each_look_returns_only_its_own_stacks(start: Start) -> None:
-    worker = start(TELLS)
+    worker = start(ANSWERS)
 
     first, second = look(worker), look(worker)
 
@@ -113,9 +113,9 @@ def test_a_worker_whose_other_threads_run_survives_a_look(start: Start, monkeypa
 
 
 def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> None:
-    silent, tells = start(SILENT), start(TELLS)
+    silent, answering = start(SILENT), start(ANSWERS)
 
-    found = look(silent, tells)
+    found = look(silent, answering)
 
     assert "no Python code that could answer" in found[0]
     assert "in sits_here" in found[1]
@@ -123,7 +123,7 @@ def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> 
 
 
 def test_stopped_process_is_reported_and_delays_nothing(start: Start) -> None:
-    worker = start(TELLS)
+    worker = start(ANSWERS)
     worker[1].send(signal.SIGSTOP)
     os.waitid(os.P_PID, worker[0], os.WSTOPPED)
 
@@ -139,27 +139,27 @@ def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> No
     dump.look(time.monotonic())
     dump.end(3)
 
-    assert told(dump) == {3: "(the process has ended)"}
+    assert finish_look(dump) == {3: "(the process has ended)"}
     assert dump.next_look is None
 
 
 def test_look_under_way_takes_more_workers_and_serves_all_requesters(start: Start) -> None:
-    dump, first, second = StackDump(), start(TELLS), start(TELLS)
+    dump, first, second = StackDump(), start(ANSWERS), start(ANSWERS)
     dump.begin([(0, *first)], time.monotonic(), "place")
     dump.begin([(0, *first), (1, *second)], time.monotonic(), "stacks")
 
-    assert [0, 1] == sorted(told(dump))
+    assert [0, 1] == sorted(finish_look(dump))
     assert ["place", "stacks"] == dump.askers
 
 
 def test_a_worker_that_joins_a_look_has_its_own_time_to_answer(start: Start) -> None:
-    dump, silent, tells = StackDump(), start(SILENT), start(TELLS)
+    dump, silent, answering = StackDump(), start(SILENT), start(ANSWERS)
     joined = time.monotonic()
     dump.begin([(0, *silent)], joined - LIMIT, "place")
-    dump.begin([(1, *tells)], joined, "stacks")
+    dump.begin([(1, *answering)], joined, "stacks")
 
     assert dump.look(joined) is None
-    assert "in sits_here" in told(dump)[1]
+    assert "in sits_here" in finish_look(dump)[1]
 
 
 def test_with_no_worker_there_is_nothing_to_wait_for() -> None:

@@ -19,13 +19,13 @@ LIMIT = 30.0
 
 
 class Room:
-    """A store host with its selector, and what it told."""
+    """A store host with its selector, and its reports."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, int]] = []
+        self.reported: list[tuple[str, int, int]] = []
         self.selector = selectors.DefaultSelector()
         self.began: list[int] = []
-        self.host = StoreHost(self.selector, (), self.began.append, lambda *facts: self.told.append(facts))
+        self.host = StoreHost(self.selector, (), self.began.append, lambda *facts: self.reported.append(facts))
 
     def turn(self) -> None:
         """One turn of the spawner's loop."""
@@ -63,7 +63,7 @@ def test_end_of_the_store_process_is_reported_with_pid_and_signal(room: Room, mo
 
     room.turn()
 
-    assert room.told == [
+    assert room.reported == [
         (f"the process that hosts the workers' store (pid {pid}) was ended by SIGKILL", pid, -signal.SIGKILL)
     ]
 
@@ -74,7 +74,7 @@ def test_process_that_cannot_host_reports_why(room: Room) -> None:
 
     room.turn()
 
-    ((why, pid, code),) = room.told
+    ((why, pid, code),) = room.reported
     assert re.fullmatch(
         rf"the process that hosts the workers' store \(pid {pid}\) ended with status 1: OSError: .*socket.*", why
     )
@@ -90,7 +90,7 @@ def test_failed_fork_is_reported_with_what_helps(room: Room, monkeypatch: pytest
 
     room.turn()
 
-    ((why, pid, code),) = room.told
+    ((why, pid, code),) = room.reported
     assert why.startswith("the process that hosts the workers' store cannot be started: ")
     assert "ulimit -u" in why and "pids.max" in why
     assert (pid, code) == (0, 1)
@@ -106,6 +106,6 @@ def test_end_of_a_round_is_not_reported_as_a_loss(room: Room, monkeypatch: pytes
     for key in keys:
         key.data()
 
-    assert room.told == []
+    assert room.reported == []
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

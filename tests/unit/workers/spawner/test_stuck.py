@@ -28,8 +28,8 @@ def killed(
     stop, now, found = RoundStop(signal.SIGINT, 0.0, restart_waits), 0.0, list[tuple[float, int]]()
     while now < until:
         now = stop.next_look
-        gone = {rank for _, rank in found}
-        rank = stop.stuck({each: look for each, look in looks(now).items() if each not in gone}, now)
+        ended = {rank for _, rank in found}
+        rank = stop.stuck({each: look for each, look in looks(now).items() if each not in ended}, now)
         if rank is not None:
             found.append((now, rank))
     return found
@@ -194,8 +194,8 @@ def test_nothing_is_reported_of_a_process_that_cannot_be_inspected(
     with subprocess.Popen(["sleep", "60"]) as program:
         of_another_program = _stuck.look(program.pid, signal.SIGINT)
         program.kill()
-    of_a_process_that_is_gone = _stuck.look(program.pid, signal.SIGINT)
+    of_an_ended_process = _stuck.look(program.pid, signal.SIGINT)
     monkeypatch.setattr(_signal_table, "_layout", lambda: None)
     of_an_interpreter_of_another_layout = _stuck.look(start(PYTHON.format(handler="0")).pid, signal.SIGINT)
 
-    assert None is of_another_program is of_a_process_that_is_gone is of_an_interpreter_of_another_layout
+    assert None is of_another_program is of_an_ended_process is of_an_interpreter_of_another_layout
