@@ -145,12 +145,12 @@ class SimulatedCall:
         self._check(min(due, wake) < LONGEST, "the call hangs")
         if wake <= due:
             self.now = max(self.now, wake)
-            self._ask(lambda: self.supervisor.advance(self.now))
+            self._call_supervisor(lambda: self.supervisor.advance(self.now))
         else:
             self.now, _, act = heapq.heappop(self._queue)
             act()
 
-    def _ask(self, call: Callable[[], Sequence[Action]]) -> None:
+    def _call_supervisor(self, call: Callable[[], Sequence[Action]]) -> None:
         began = time.perf_counter()
         actions = call()
         self._computed += time.perf_counter() - began
@@ -165,7 +165,7 @@ class SimulatedCall:
         is_stale = event.agent != self.supervisor.places[event.place].agent
         before = len(self.supervisor.ranks), self.supervisor.phase
         self._note_result(event, is_stale=is_stale)
-        self._ask(lambda: self.supervisor.handle(event, self.now))
+        self._call_supervisor(lambda: self.supervisor.handle(event, self.now))
         after = len(self.supervisor.ranks), self.supervisor.phase
         self._check(not is_stale or before == after, f"an event of a replaced agent counts: {event}")
 
@@ -236,9 +236,9 @@ class SimulatedCall:
     def _start(self, place: int, number: int, *, is_silent: bool = False) -> None:
         agent = self._agents[place] = _Agent(place, number, self._job)
         if not is_silent:
-            self._later(self.random.expovariate(0.5), lambda: self._come_up(agent))
+            self._later(self.random.expovariate(0.5), lambda: self._bring_up(agent))
 
-    def _come_up(self, agent: _Agent) -> None:
+    def _bring_up(self, agent: _Agent) -> None:
         agent.is_up = True
         self._report(AgentUp(agent.place, agent.address, agent.number), agent.job)
 

@@ -42,7 +42,16 @@ from elasticlib.testing import (
 )
 from tests.sim.adversaries import TOKEN, case
 from tests.sim.checks import CheckedCluster
-from tests.sim.simulator import Fenced, Finalized, Gone, InvariantBroken, Rules, SimulatedCluster, Started, TookOver
+from tests.sim.simulator import (
+    Fenced,
+    Finalized,
+    InvariantBroken,
+    Rules,
+    SimulatedCluster,
+    Started,
+    TookOver,
+    WorkersEnded,
+)
 from tests.sim.simulator.history import Tampered
 from tests.sim.simulator.store import Store
 
@@ -170,9 +179,9 @@ def test_join_after_the_end_gets_the_outcome_despite_two_refusals() -> None:
     cluster = CheckedCluster(rules, 1, plan, "elected", seed=770, work=5.0, token=TOKEN)
     cluster.run()
 
-    (told,) = cluster.members
-    assert told.outcome is not None
-    assert "changed by another writer" in told.outcome.why
+    (node,) = cluster.members
+    assert node.outcome is not None
+    assert "changed by another writer" in node.outcome.why
 
 
 def test_node_asleep_during_its_loss_and_a_takeover_learns_of_the_loss() -> None:
@@ -244,8 +253,8 @@ def test_workers_of_an_ended_job_take_their_time_beside_the_hosts_next_job() -> 
     plan = FaultPlan((Flap(0, 0.247, 19.0, after=0.1), Stubborn(2, 0.109, 60.0), tamper))
     cluster = SimulatedCluster(rules, 3, plan, "fixed", seed=625, work=20.0, token=TOKEN).run()
 
-    (gone,) = (each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/"))
-    assert ("closed", True) == (cluster.outcomes[gone.node].kind, gone.at > 10.0)
+    (ended,) = (each for each in cluster.history if isinstance(each, WorkersEnded) and each.node.startswith("n2/"))
+    assert ("closed", True) == (cluster.outcomes[ended.node].kind, ended.at > 10.0)
 
 
 def test_forged_greeting_gives_the_job_no_name_that_no_key_can_hold() -> None:
@@ -484,7 +493,7 @@ def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_departures, "_send_given_up", lambda entries, why: ())
 
 
-def never_says_again_that_it_waits(patch: pytest.MonkeyPatch) -> None:
+def never_repeats_its_request(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeOutbox, "again", lambda self, seen: self)
 
 
@@ -495,7 +504,7 @@ MUTANTS = [
 ]
 
 
-def telling() -> Iterator[SimulatedCluster]:
+def tampered_clusters() -> Iterator[SimulatedCluster]:
     """Clusters in which somebody has time to do harm at one place."""
     for seed in range(6):
         for where in ((), ("beat",)):
@@ -507,7 +516,7 @@ def test_a_mutant_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], monkey
     mutate(monkeypatch)
 
     with pytest.raises(InvariantBroken):
-        for cluster in telling():
+        for cluster in tampered_clusters():
             cluster.run()
 
 
@@ -521,7 +530,7 @@ def check_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_node_that_never_repeats_its_request_for_ranks_is_caught(
     coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_says_again_that_it_waits(monkeypatch)
+    never_repeats_its_request(monkeypatch)
     check_no_steps(monkeypatch)
 
     with pytest.raises(InvariantBroken, match="wait for ever"):
@@ -542,5 +551,5 @@ def test_node_working_on_beside_its_restarted_job_is_caught(
 @pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 12, 3))
 def test_same_acts_break_nothing_without_a_mutant(start: int) -> None:
-    for cluster in itertools.islice(telling(), start, start + 3):
+    for cluster in itertools.islice(tampered_clusters(), start, start + 3):
         cluster.run()

@@ -43,12 +43,12 @@ from tests.sim.simulator import (
     Ended,
     Fenced,
     Finalized,
-    Gone,
     Record,
     Rules,
     SimulatedCluster,
     Started,
     TookOver,
+    WorkersEnded,
     strategies,
 )
 
@@ -247,7 +247,7 @@ def test_a_job_takes_its_course_where(name: str, coordinator: str) -> None:
 def test_peers_stop_their_workers_within_a_fraction_of_a_second(coordinator: str) -> None:
     cluster = run(FailWorker(1, at=5.0), coordinator=coordinator)
 
-    stopped = [record.at for record in cluster.history if isinstance(record, Gone) and record.round == 0]
+    stopped = [record.at for record in cluster.history if isinstance(record, WorkersEnded) and record.round == 0]
     assert max(stopped) < 5.3
 
 
@@ -319,9 +319,9 @@ def test_nodes_detect_the_death_of_the_stores_process_within_seconds() -> None:
 def test_cut_off_node_stops_its_workers_before_others_take_its_ranks(coordinator: str) -> None:
     cluster = run(Cut(2, at=5.0, seconds=30.0), Stubborn(2, at=0.0, seconds=60.0), coordinator=coordinator)
 
-    (gone,) = [record for record in cluster.history if isinstance(record, Gone) and record.how == "killed"]
+    (ended,) = [record for record in cluster.history if isinstance(record, WorkersEnded) and record.how == "killed"]
     second = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1]
-    assert gone.at < min(second)
+    assert ended.at < min(second)
 
 
 @BOTH
@@ -459,8 +459,8 @@ def test_workers_of_a_leaving_node_that_is_cut_off_go_before_others_start(cut: f
     cluster = CheckedCluster(Rules(2, 3, last_call=0.0, heartbeat=10.0), 3, plan, coordinator, seed=1, work=100.0)
     cluster.run()
 
-    [gone] = [each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/")]
-    assert ("killed", True) == (gone.how, gone.at < 20.0 + cut + 9.5)
+    [ended] = [each for each in cluster.history if isinstance(each, WorkersEnded) and each.node.startswith("n2/")]
+    assert ("killed", True) == (ended.how, ended.at < 20.0 + cut + 9.5)
     assert ["succeeded", "succeeded", "left"] == kinds(cluster)
 
 
@@ -470,8 +470,8 @@ def test_workers_of_leaving_node_get_their_time_while_heartbeats_last(coordinato
     cluster = CheckedCluster(Rules(2, 3, last_call=0.0, heartbeat=10.0), 3, plan, coordinator, seed=1, work=100.0)
     cluster.run()
 
-    [gone] = [each for each in cluster.history if isinstance(each, Gone) and each.node.startswith("n2/")]
-    assert gone.at == pytest.approx(50.0, abs=0.5)
+    [ended] = [each for each in cluster.history if isinstance(each, WorkersEnded) and each.node.startswith("n2/")]
+    assert ended.at == pytest.approx(50.0, abs=0.5)
 
 
 @pytest.mark.parametrize(("heartbeat", "absent"), [(1.0, 18.0), (1.0, 40.0), (3.0, 62.0)])
@@ -479,7 +479,7 @@ def test_nobody_is_cut_off_while_no_node_coordinates_for_long(heartbeat: float, 
     """A new coordinator reads the nodes' heartbeats before it sends any message."""
     rules = Rules(3, 3, last_call=0.0, heartbeat=heartbeat)
     cluster = CheckedCluster(rules, 3, FaultPlan(()), "elected", seed=3, work=100.0, token="secret")
-    cluster.timeline.at(10.0, None, lambda: cluster.store is not None and cluster.store.usurp(absent))
+    cluster.timeline.at(10.0, None, lambda: cluster.store is not None and cluster.store.steal_lease(absent))
     cluster.run()
 
     assert ["succeeded"] * 3 == kinds(cluster)
@@ -553,7 +553,9 @@ def test_timeout_names_the_node_that_kept_leaving_if_too_few_are_left(coordinato
 def test_workers_end_before_others_get_their_ranks(coordinator: str, parts: tuple[str, ...]) -> None:
     cluster = run(*(Pause(2, at=5.0, seconds=40.0, what=what) for what in parts), coordinator=coordinator)
 
-    (end,) = [record.at for record in cluster.history if isinstance(record, Gone) and record.node.startswith("n2/")][:1]
+    (end,) = [
+        record.at for record in cluster.history if isinstance(record, WorkersEnded) and record.node.startswith("n2/")
+    ][:1]
     (anew,) = [record.at for record in cluster.history if isinstance(record, Started) and record.round == 1][:1]
     assert end < anew
     assert [["n0", "n1", "n2"], ["n0", "n1"], ["n0", "n1", "n2"]] == rounds(cluster)

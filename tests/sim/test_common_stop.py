@@ -31,11 +31,11 @@ def run(
     """Run a job whose nodes are told at these times that they must end."""
     cluster = CheckedCluster(rules, 3, FaultPlan(faults), coordinator, seed, 60.0)
     for number, at in notices.items():
-        cluster.timeline.at(at, None, functools.partial(tell, cluster, number))
+        cluster.timeline.at(at, None, functools.partial(notify, cluster, number))
     return cluster.run()
 
 
-def tell(cluster: SimulatedCluster, number: int) -> None:
+def notify(cluster: SimulatedCluster, number: int) -> None:
     for node in cluster.machines[number].present()[-1:]:
         cluster.timeline.at(cluster.now, node.agent, node.notice)
 

@@ -24,21 +24,21 @@ pytestmark = pytest.mark.sampled(0.25)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 
 
-def coming_and_going(cycles: int, coordinator: str, rules: Rules = RULES) -> SimulatedCluster:
+def cycling_cluster(cycles: int, coordinator: str, rules: Rules = RULES) -> SimulatedCluster:
     """The first node stays; each other one has a machine of its own, and goes in one of four ways."""
     faults: list[Join | Kill | Leave] = []
     for number in range(1, cycles + 1):
-        came, went = number * CYCLE, number * CYCLE + 2.0
-        faults.append(Join(number, at=came))
+        joined, left = number * CYCLE, number * CYCLE + 2.0
+        faults.append(Join(number, at=joined))
         match number % 4:
             case 0:
-                faults.append(Leave(number, at=went))
+                faults.append(Leave(number, at=left))
             case 1:
-                faults.append(Kill(number, at=went))
+                faults.append(Kill(number, at=left))
             case 2:
-                faults.append(Kill(number, at=went, what="agent"))
+                faults.append(Kill(number, at=left, what="agent"))
             case 3:
-                faults.append(Kill(number, at=went, what="rendezvous"))
+                faults.append(Kill(number, at=left, what="rendezvous"))
     return SimulatedCluster(rules, 1, FaultPlan(faults), coordinator, work=1e6)
 
 
@@ -53,7 +53,7 @@ def samples(cluster: SimulatedCluster, cycles: int, every: int) -> Iterator[Simu
 @BOTH
 def test_keys_in_the_store_do_not_grow_with_a_thousand_rounds(coordinator: str) -> None:
     cycles = 500
-    cluster = coming_and_going(cycles, coordinator)
+    cluster = cycling_cluster(cycles, coordinator)
 
     counts = []
     for now in samples(cluster, cycles, 10):
@@ -67,7 +67,7 @@ def test_keys_in_the_store_do_not_grow_with_a_thousand_rounds(coordinator: str) 
 
 @BOTH
 def test_the_keys_in_the_store_do_not_grow_with_the_rounds(coordinator: str) -> None:
-    cluster = coming_and_going(32, coordinator)
+    cluster = cycling_cluster(32, coordinator)
 
     counts = [len(now.store.values) + len(now.store.inbox) for now in samples(cluster, 32, 4) if now.store is not None]
 
@@ -76,17 +76,17 @@ def test_the_keys_in_the_store_do_not_grow_with_the_rounds(coordinator: str) -> 
 
 def test_saved_state_of_the_coordinator_grows_only_by_names() -> None:
     cycles = 60
-    cluster = coming_and_going(cycles, "elected")
+    cluster = cycling_cluster(cycles, "elected")
 
-    mails, gone = [], []
+    mails, departed = [], []
     for now in samples(cluster, cycles, 10):
         assert now.store is not None
         body = json.loads(now.store.document.data)
         mails.append(len(json.dumps(body["mail"])))
-        gone.append(len(body["gone"]))
+        departed.append(len(body["gone"]))
 
     assert max(mails[3:]) <= max(mails[:3]) + 20  # longer numbers
-    assert max(gone) <= 4
+    assert max(departed) <= 4
 
 
 def test_keys_do_not_grow_when_each_node_coordinates_in_its_turn() -> None:
@@ -131,7 +131,7 @@ def test_memory_of_coordinator_and_node_does_not_grow(
     for bound in ("NAMES", "_PLACES"):
         monkeypatch.setattr(_places, bound, 8)
     cycles = 60
-    cluster = coming_and_going(cycles, coordinator, rules)
+    cluster = cycling_cluster(cycles, coordinator, rules)
 
     seen = []
     for now in samples(cluster, cycles, 10):
@@ -146,7 +146,7 @@ def test_memory_of_coordinator_and_node_does_not_grow(
 def test_saved_state_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_places, "NAMES", 8)
     cycles = 60
-    cluster = coming_and_going(cycles, "elected", FULL)
+    cluster = cycling_cluster(cycles, "elected", FULL)
 
     documents = []
     for now in samples(cluster, cycles, 10):

@@ -84,7 +84,7 @@ def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_session_liveness, "SLEPT", float("inf"))
 
 
-def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
+def sends_no_given_up_notice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_node_liveness, "heard_again", lambda state, counts: (state, ()))
     patch.setattr(_departures, "_send_given_up", lambda entries, why: ())
 
@@ -98,7 +98,7 @@ def does_not_know_of_sleep(patch: pytest.MonkeyPatch) -> None:
         mutate(patch)
 
 
-WAYS = (does_not_see_that_it_slept, tells_nobody_that_he_was_given_up, takes_what_is_stored_for_read)
+WAYS = (does_not_see_that_it_slept, sends_no_given_up_notice, takes_what_is_stored_for_read)
 
 
 def workers_have_no_lease(patch: pytest.MonkeyPatch) -> None:

@@ -20,15 +20,15 @@ class Scene:
         self.client = Process("client", self.timeline)
         self.link = Link(1)
         self.store = Store(Process("store", self.timeline), Link(0), Network(self.timeline, random.Random(0)))
-        self.told: list[Any] = []
+        self.received: list[Any] = []
         self.connection = self.connect()
         self.go_on()
 
     def connect(self) -> Connection:
-        return self.store.connect(self.client, self.link, lambda _: None, self.told.append)
+        return self.store.connect(self.client, self.link, lambda _: None, self.received.append)
 
     def call(self, kind: str, *arguments: Any, connection: Connection | None = None) -> None:
-        (connection or self.connection).call(kind, *arguments, then=self.told.append)
+        (connection or self.connection).call(kind, *arguments, then=self.received.append)
 
     def go_on(self, until: float = float("inf")) -> None:
         while (soon := self.timeline.next_at()) is not None and soon <= until:
@@ -46,7 +46,7 @@ def test_requests_of_a_connection_keep_their_order(scene: Scene) -> None:
     scene.call("read", ["key"])
     scene.go_on()
 
-    assert [19] == scene.told[-1]
+    assert [19] == scene.received[-1]
 
 
 def test_a_broken_connection_may_have_written_what_it_did_not_acknowledge(scene: Scene) -> None:
@@ -56,7 +56,7 @@ def test_a_broken_connection_may_have_written_what_it_did_not_acknowledge(scene:
     scene.connection.reset("reset")
     scene.go_on()
 
-    assert ["reset"] == scene.told
+    assert ["reset"] == scene.received
 
 
 def test_request_on_its_way_when_a_connection_breaks_is_lost(scene: Scene) -> None:
@@ -64,7 +64,7 @@ def test_request_on_its_way_when_a_connection_breaks_is_lost(scene: Scene) -> No
     scene.connection.reset("reset")
     scene.go_on()
 
-    assert ({}, ["reset"]) == (scene.store.values, scene.told)
+    assert ({}, ["reset"]) == (scene.store.values, scene.received)
 
 
 def test_a_cut_link_delays_and_loses_nothing(scene: Scene) -> None:
@@ -82,7 +82,7 @@ def test_request_that_a_client_has_given_up_still_arrives(scene: Scene) -> None:
     scene.connection.close()
     scene.go_on()
 
-    assert ({"key": 1}, []) == (scene.store.values, scene.told)
+    assert ({"key": 1}, []) == (scene.store.values, scene.received)
 
 
 def test_a_frozen_store_answers_when_it_wakes(scene: Scene) -> None:
@@ -90,7 +90,7 @@ def test_a_frozen_store_answers_when_it_wakes(scene: Scene) -> None:
     scene.call("read", ["key"])
     scene.go_on()
 
-    assert [[None]] == scene.told
+    assert [[None]] == scene.received
     assert scene.timeline.now >= 30.0
 
 
@@ -98,23 +98,23 @@ def test_a_dead_process_refuses_and_a_dead_machine_is_silent(scene: Scene) -> No
     scene.store.end()
     scene.connect()
     scene.go_on()
-    assert ["connection reset by peer", "connection refused"] == scene.told
+    assert ["connection reset by peer", "connection refused"] == scene.received
 
     scene.store.link.alive = False
     scene.connect()
     scene.go_on()
-    assert 2 == len(scene.told)
+    assert 2 == len(scene.received)
 
 
 def test_a_wait_ends_with_the_write(scene: Scene) -> None:
     scene.call("wait", "key")
     scene.go_on()
-    assert [] == scene.told
+    assert [] == scene.received
 
     other = scene.connect()
     scene.call("write", {"key": 1}, connection=other)
     scene.go_on()
-    assert [True, None] == sorted(scene.told, key=str, reverse=True)
+    assert [True, None] == sorted(scene.received, key=str, reverse=True)
 
 
 def test_entries_stay_until_they_are_discarded(scene: Scene) -> None:
@@ -125,7 +125,7 @@ def test_entries_stay_until_they_are_discarded(scene: Scene) -> None:
     scene.call("receive", connection=other)
     scene.go_on()
 
-    assert ["letter"] == [entry.data for entry in scene.told[-1]]
+    assert ["letter"] == [entry.data for entry in scene.received[-1]]
 
 
 def test_lease_ends_if_not_renewed_and_waiting_client_is_notified(scene: Scene) -> None:
@@ -133,12 +133,12 @@ def test_lease_ends_if_not_renewed_and_waiting_client_is_notified(scene: Scene) 
     scene.call("seize", "two", 5.0)
     scene.call("changed", 1)
     scene.go_on(until=4.9)
-    assert [1, None] == scene.told
+    assert [1, None] == scene.received
     scene.go_on(until=5.5)
     scene.call("look")
     scene.go_on(until=6.0)
 
-    assert [None, (2, False)] == scene.told[2:]
+    assert [None, (2, False)] == scene.received[2:]
 
 
 def test_renewed_lease_continues(scene: Scene) -> None:
@@ -159,5 +159,5 @@ def test_former_leader_changes_nothing(scene: Scene) -> None:
     scene.call("write", {"key": "old"})
     scene.go_on(until=6.5)
 
-    assert [False, LOST] == scene.told[2:]
+    assert [False, LOST] == scene.received[2:]
     assert ({}, None) == (scene.store.values, scene.store.document)

@@ -41,7 +41,7 @@ ORDER_IN_A_BOX = ("ranks", "end", "cause", "outcome")
 """A round ends at once; its cause may follow when it is decided."""
 
 
-def word_of(notice: Notice) -> str:
+def kind_of(notice: Notice) -> str:
     match notice:
         case RankAssignment():
             return "ranks"
@@ -108,7 +108,7 @@ class Node:
             self.inside, self.leaving = False, self.workers
             self.say(Leave(self.name, "SIGTERM", self.assignment.round if self.assignment and self.workers else None))
 
-    def come_anew(self) -> None:
+    def rejoin(self) -> None:
         """The agent died, its workers with it, and a new one joins under its name."""
         self.workers = False
         self.join()
@@ -221,7 +221,7 @@ class ClusterMachine(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.who_runs())).succeed()
 
     @rule(name=nodes)
-    def a_node_goes_on_stopping(self, name: str) -> None:
+    def a_node_continues_stopping(self, name: str) -> None:
         self.cluster.nodes[name].stop()
 
     @precondition(lambda self: self.departures > 0)
@@ -230,7 +230,7 @@ class ClusterMachine(RuleBasedStateMachine):
         node = self.cluster.nodes[name]
         if node.inside:
             self.departures -= 1
-            node.come_anew() if anew else node.leave()
+            node.rejoin() if anew else node.leave()
 
     @precondition(lambda self: self.departures > 0)
     @rule(name=nodes, most=st.integers(0, 3))
@@ -320,11 +320,11 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def check_boxes(self) -> None:
         for notices in self.cluster.mailboxes.values():
-            if notices and word_of(notices[0]) == "cause":
+            if notices and kind_of(notices[0]) == "cause":
                 notices = notices[1:]  # of the round before, whose workers this node has stopped
-            words = [word_of(notice) for notice in notices]
-            expected = [word for word in ORDER_IN_A_BOX if word in words]
-            assert expected == words, "a box holds a notice twice or out of turn"
+            kinds = [kind_of(notice) for notice in notices]
+            expected = [kind for kind in ORDER_IN_A_BOX if kind in kinds]
+            assert expected == kinds, "a box holds a notice twice or out of turn"
             rounds = [notice.round for notice in notices if isinstance(notice, (RankAssignment, RoundEnd))]
             assert len(set(rounds)) <= 1, "a box holds notices of two rounds"
 

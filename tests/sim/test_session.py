@@ -96,7 +96,7 @@ def test_node_with_another_token_ends_within_seconds_and_reports_why(
 @contextmanager
 def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = False) -> Iterator[None]:
     """Some messages, by what is in them, and some values, by where they are to lie: for their size, or otherwise."""
-    post, write, hear = Store._post, Store._write, NodeClient.hear
+    post, write, handle = Store._post, Store._write, NodeClient.handle
 
     def posts(self: Store, connection: Any, data: bytes) -> Any:
         return REFUSED if what(data) else post(self, connection, data)
@@ -104,14 +104,14 @@ def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = Fals
     def writes(self: Store, connection: Any, values: Any) -> Any:
         return REFUSED if any(what(key.encode()) for key in values) else write(self, connection, values)
 
-    def hears(self: NodeClient, event: events.Event) -> None:
+    def handles(self: NodeClient, event: events.Event) -> None:
         is_denied = isinstance(event, events.Denied)
-        hear(self, evolve(event, why="permission denied", too_large=too_large) if is_denied else event)
+        handle(self, evolve(event, why="permission denied", too_large=too_large) if is_denied else event)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "_post", posts)
         patch.setattr(Store, "_write", writes)
-        patch.setattr(NodeClient, "hear", hears)
+        patch.setattr(NodeClient, "handle", handles)
         yield
 
 
@@ -122,9 +122,9 @@ def test_denied_message_of_a_node_ends_the_job_with_the_reason(coordinator: str,
         cluster = run(coordinator=coordinator)
 
     assert ["closed", "lost", "closed"] == kinds(cluster)
-    told = {node.number: node.outcome.why for node in cluster.members if node.outcome}
-    assert "cannot continue: permission denied" in told[1]
-    assert all("the store refused a message of node n1/" in told[number] for number in (0, 2))
+    reasons = {node.number: node.outcome.why for node in cluster.members if node.outcome}
+    assert "cannot continue: permission denied" in reasons[1]
+    assert all("the store refused a message of node n1/" in reasons[number] for number in (0, 2))
 
 
 @BOTH
@@ -201,7 +201,7 @@ def test_job_ends_and_reports_why_when_no_node_can_become_leader() -> None:
     """Somebody holds it who does not coordinate."""
     cluster = CheckedCluster(RULES, coordinator="elected", work=600.0)
     assert cluster.store is not None
-    cluster.timeline.at(5.0, None, functools.partial(cluster.store.usurp, 1000.0))
+    cluster.timeline.at(5.0, None, functools.partial(cluster.store.steal_lease, 1000.0))
     cluster.run()
 
     whys = [node.outcome.why for node in cluster.members if node.outcome]

@@ -78,7 +78,7 @@ def failing(*faults: Fault, coordinator: str = "elected") -> SimulatedCluster:
     return CheckedCluster(rules, 6, FaultPlan([*FAILURES, *faults]), coordinator, uneven=False).run()
 
 
-def told(cluster: SimulatedCluster) -> list[tuple[str, int]]:
+def received_causes(cluster: SimulatedCluster) -> list[tuple[str, int]]:
     """For each node that was told how the job ended: whose failure it was, and characters of its traceback."""
     finals = [node.member.session.final for node in cluster.members]
     return [(final.root_node or "", len(final.root.traceback)) for final in finals if final and final.root]
@@ -86,7 +86,7 @@ def told(cluster: SimulatedCluster) -> list[tuple[str, int]]:
 
 @BOTH
 def test_every_node_gets_the_whole_root_cause(coordinator: str) -> None:
-    found = told(failing(coordinator=coordinator))
+    found = received_causes(failing(coordinator=coordinator))
 
     assert len(found) == 6
     assert len(set(found)) == 1
@@ -95,7 +95,7 @@ def test_every_node_gets_the_whole_root_cause(coordinator: str) -> None:
 
 @pytest.mark.parametrize("delay", [0.002, 0.005, 0.008, 0.011, 0.014, 0.02, 0.03, 0.2])
 def test_successor_amid_the_outcome_sends_the_same_outcome_to_all(delay: float) -> None:
-    found = told(failing(Kill(0, 5.0 + delay)))
+    found = received_causes(failing(Kill(0, 5.0 + delay)))
 
     others = [each for each in found if each[0].partition("/")[0] != "n0"]
     assert len(found) >= 5
@@ -109,7 +109,7 @@ def test_the_outcome_waits_for_no_node_that_is_lost_with_the_root_cause(coordina
     earlier = FailWorker(3, 4.99, workers=WORKERS, text=LENGTH)
     cluster = failing(earlier, Kill(3, 4.99 + delay), coordinator=coordinator)
 
-    found = {(root.partition("/")[0], 1000 < length < LENGTH) for root, length in told(cluster)}
+    found = {(root.partition("/")[0], 1000 < length < LENGTH) for root, length in received_causes(cluster)}
     assert found == {("n3", True)}  # as far as it had come
     assert max(outcome.at for outcome in cluster.outcomes.values()) < 5.0 + HEARTBEAT + 5.0
 
@@ -117,6 +117,6 @@ def test_the_outcome_waits_for_no_node_that_is_lost_with_the_root_cause(coordina
 @BOTH
 @pytest.mark.parametrize("fault", [Slow(3, 5.0, 3.0, 0.5), Pause(3, 5.01, 4.0)])
 def test_a_slow_node_that_has_the_root_cause_is_waited_for(coordinator: str, fault: Fault) -> None:
-    found = told(failing(FailWorker(3, 4.99, workers=WORKERS, text=LENGTH), fault, coordinator=coordinator))
+    found = received_causes(failing(FailWorker(3, 4.99, workers=WORKERS, text=LENGTH), fault, coordinator=coordinator))
 
     assert {length for _, length in found} == {LENGTH}

@@ -69,7 +69,7 @@ class Contact:
     _refusals: int = 0
     _why: str = ""
     """Why the connection broke."""
-    _doubt: str = ""
+    _rejection: str = ""
     """Why the coordinator's heartbeat does not count."""
     _wakes: bool = False
     """True if the agent must receive a notice that this node was suspended."""
@@ -87,12 +87,12 @@ class Contact:
         self.demand(now >= self._broke_at + SHORTEST_PAUSE - SOON, "it tries again without a pause")
         self.trying = True
 
-    def breaks(self, now: float, why: str, gone: bool) -> None:
+    def breaks(self, now: float, why: str, refused: bool) -> None:
         """The connection could not be made, or broke."""
         self._broke_at = -math.inf if self.live else now
         self.since = now if self.live else self.since
         self.live = self.trying = False
-        self._refusals, self._why = self._refusals + 1 if gone else 0, why
+        self._refusals, self._why = self._refusals + 1 if refused else 0, why
 
     def greeted(self, heartbeat: float, now: float) -> None:
         """The coordinator's greeting was read."""
@@ -115,10 +115,10 @@ class Contact:
 
     def stored(self, sent: float, now: float) -> None:
         """A request to join that went out then is in the store."""
-        self.sign, self._doubt = max(self.sign, sent), ""
-        self._comes_back(now)
+        self.sign, self._rejection = max(self.sign, sent), ""
+        self._regains(now)
 
-    def felt(self, sent: float, count: int | None, doubt: str, credited: float | None, now: float) -> None:
+    def felt(self, sent: float, count: int | None, rejection: str, credited: float | None, now: float) -> None:
         """
         The coordinator's count; None where none is, and why.
 
@@ -126,18 +126,18 @@ class Contact:
         """
         self.suspended = self._compares and bool(self.heartbeat) and self._grown(count) >= SLEPT
         self._wakes = self.suspended and not self.fenced
-        self.noted(sent, count, doubt, credited, now)
+        self.noted(sent, count, rejection, credited, now)
         if not self.suspended or self.fenced:
-            self._comes_back(now)
+            self._regains(now)
 
-    def noted(self, sent: float, count: int | None, doubt: str, credited: float | None, now: float) -> None:
+    def noted(self, sent: float, count: int | None, rejection: str, credited: float | None, now: float) -> None:
         """The same, of a node that seeks nothing any more, and whose workers may still run."""
         if count is not None and count >= self.read:
-            self.sign, self._doubt = max(self.sign, sent), ""
+            self.sign, self._rejection = max(self.sign, sent), ""
             if self.credited is not None and credited is not None:
                 self.credited = max(self.credited, credited)
         else:
-            self._doubt = doubt or "an old one"
+            self._rejection = rejection or "an old one"
         self._compares = True
         if count is not None and count > self.read:
             self.read, self._read_at, self._stands_since = count, now, None
@@ -150,11 +150,11 @@ class Contact:
         same = count >> EPOCH_BITS == self.read >> EPOCH_BITS  # who takes over counts anew
         return count - self.read if same else count & ((1 << EPOCH_BITS) - 1)
 
-    def _comes_back(self, now: float) -> None:
+    def _regains(self, now: float) -> None:
         if self.live and now < self.lost_at():
             self.fenced = False
 
-    def told(self, loss: ContactLost, now: float) -> None:
+    def reports_loss(self, loss: ContactLost, now: float) -> None:
         """The agent is told to stop its workers."""
         grace = GRACE * self.heartbeat
         if loss.why.startswith(LOST):
@@ -163,7 +163,7 @@ class Contact:
         if loss.why.startswith(LOST):
             self.demand(self.met and not self.fenced, f"it counts as lost once more: {loss.why}")
             self.demand(now >= self.lost_at(), f"it counts as lost {self.lost_at() - now:.6f} s too early")
-            why = self._doubt if self.live else self._why
+            why = self._rejection if self.live else self._why
             self.demand(why in loss.why, f"contact is lost as {why!r}, and it says {loss.why!r}")
             self.fenced, self._fenced_at = True, now
         elif SLEEP in loss.why:
@@ -196,7 +196,7 @@ class Contact:
             return math.inf
         return self.since + (self.limits.reconnect_timeout if self.met else self.limits.join_timeout)
 
-    def is_gone(self) -> bool:
+    def is_store_lost(self) -> bool:
         """Return whether the host of the job's store is lost."""
         return self.met and self._refusals >= REFUSALS and not self.limits.has_election
 
@@ -204,14 +204,14 @@ class Contact:
         """This node's part ends by that error."""
         stands = math.inf if self._stands_since is None else self._stands_since
         silent = now >= stands + self.heartbeat + self.limits.reconnect_timeout
-        self.demand(self.is_gone() or silent or now >= self.ends_at(), f"it gives up before its time: {error}")
+        self.demand(self.is_store_lost() or silent or now >= self.ends_at(), f"it gives up before its time: {error}")
         right = RendezvousConnectionError if self.met else RendezvousNotFoundError
         self.demand(type(error) is right, f"it gives up by {error!r}")
 
     def rests(self, now: float) -> None:
         """Nothing more is done in this step, and its part goes on."""
         self.demand(not self._wakes, "it was suspended, and the agent is not told")
-        self.demand(not self.is_gone(), "it seeks a store whose host is gone")
+        self.demand(not self.is_store_lost(), "it seeks a store whose host is gone")
         self.demand(now < self.ends_at(), "it seeks contact for longer than it may")
         lost = self.met and bool(self.heartbeat) and now >= self.lost_at()
         self.demand(self.fenced or not lost, "contact is lost, and the agent is not told")

@@ -45,7 +45,7 @@ class Envelopes:
     """Number of the last one that is in the store."""
     join_seq: int = 0
     """Number of the last one that asks for ranks."""
-    asked_at: float | None = None
+    requested_at: float | None = None
     """When that was posted first."""
     _due: dict[int, Report | None] = Factory(dict)
     """Required report of each message not yet in the store; None: a request not yet described."""
@@ -67,9 +67,9 @@ class Envelopes:
     def wants(self) -> None:
         """The agent asks for ranks."""
         self._add(None)
-        self.join_seq, self.asked_at, self._join = self.last, None, None
+        self.join_seq, self.requested_at, self._join = self.last, None, None
 
-    def told(self, report: Report) -> None:
+    def reports(self, report: Report) -> None:
         """The agent says something."""
         self._add(report)
         if isinstance(report, (Failed, Stopped)) and report.failures:
@@ -144,8 +144,8 @@ class Envelopes:
             self.demand(self._posted.get(seq, data) == data, f"message {seq} is posted again in other words")
             self._is_due(seq, report, len(data))
         self._posted[seq] = data
-        if seq == self.join_seq and self.asked_at is None:
-            self.asked_at = now
+        if seq == self.join_seq and self.requested_at is None:
+            self.requested_at = now
         return seq
 
     def _is_due(self, seq: int, report: Report, size: int) -> None:

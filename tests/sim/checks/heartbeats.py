@@ -3,7 +3,7 @@ Rules of a node's heartbeats.
 
 One is sent in each interval of the heartbeat time: not early, and not late because of other
 messages. Each has the next number, and reports how many notices were read and how many messages
-were stored. A held node sends none, but still reads those of the coordinator.
+were stored. A suspended node sends none, but still reads those of the coordinator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Heartbeats:
     demand: Demand
     count: int = 0
     heartbeat: float = 0.0
-    held: bool = False
+    suspended: bool = False
     sent_at: float = 0.0
     """When the last one went out."""
     stored_at: float = -math.inf
@@ -54,22 +54,22 @@ class Heartbeats:
         self.since_join = self.answered = 0
         self.sent, self.stored_at, self.has_ranks = {}, -math.inf, False
 
-    def heartbeats(self, node_heartbeat: NodeHeartbeat, read: int, said: int, now: float) -> None:
+    def heartbeats(self, node_heartbeat: NodeHeartbeat, read: int, stored: int, now: float) -> None:
         """One goes out."""
-        self.demand(not self.held, "a heartbeat goes out though they are to rest")
+        self.demand(not self.suspended, "a heartbeat goes out though they are to rest")
         self.count, self.since_join, self.sent_at = self.count + 1, self.since_join + 1, now
         self.sent[self.count] = now
         while not self.has_ranks and len(self.sent) > REMEMBERED:
             del self.sent[min(self.sent)]
-        right = NodeHeartbeat(self.count, read, said)
+        right = NodeHeartbeat(self.count, read, stored)
         self.demand(node_heartbeat == right, f"it sends {node_heartbeat}, and should {right}")
-        self._goes_out(now)
+        self._sends(now)
 
-    def credited(self, told: HeartbeatsRead | None, ranks: RankAssignment | None) -> float | None:
+    def credited(self, reported: HeartbeatsRead | None, ranks: RankAssignment | None) -> float | None:
         """When the last one went out that the coordinator says it has read; it never takes back what it said."""
-        if told is None or ranks is None or told.round != ranks.round:
+        if reported is None or ranks is None or reported.round != ranks.round:
             return None
-        digits = told.last[2 * ranks.group_rank :][:2]
+        digits = reported.last[2 * ranks.group_rank :][:2]
         least = max(self._credited, ranks.heartbeat_count, self.count - self.since_join + 1)
         if len(digits) < 2 or not set(digits) <= set(DIGITS) or self.is_far(ranks):
             return None
@@ -86,10 +86,10 @@ class Heartbeats:
 
     def listens(self, now: float) -> None:
         """The coordinator's is read without one of the node before."""
-        self.demand(self.held, "the coordinator's heartbeat is read in the place of one of the node")
-        self._goes_out(now)
+        self.demand(self.suspended, "the coordinator's heartbeat is read in the place of one of the node")
+        self._sends(now)
 
-    def _goes_out(self, now: float) -> None:
+    def _sends(self, now: float) -> None:
         self.demand(now >= self._due_at - SOON, f"a heartbeat goes out {self._due_at - now:.6f} s too early")
         self._due_at = now + INTERVAL * self.heartbeat
 

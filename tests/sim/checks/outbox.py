@@ -56,7 +56,7 @@ class OutboxChecks:
     """The latest of each mailbox."""
     _here: dict[str, float] = Factory(dict)
     """When each node was seen last among those who live, or are to read the end."""
-    _asked: tuple[str, ...] = ()
+    _requested: tuple[str, ...] = ()
     """Keys of the heartbeats that are being read."""
     _turned_at: float = 0.0
     """When messages came last: what follows from them is written once the heartbeats are read."""
@@ -72,11 +72,11 @@ class OutboxChecks:
             self._here[node] = now
         self._turned_at = self._turned_at if isinstance(event, HeartbeatsFetched) else now
         if isinstance(event, HeartbeatsFetched):
-            for key, data in zip(self._asked, event.found, strict=True):
-                self._hear(key, data, before, now)
+            for key, data in zip(self._requested, event.found, strict=True):
+                self._takes_heartbeat(key, data, before, now)
         if isinstance(event, Arrived):
             for entry in event.entries:
-                self._parts(entry.data, before)
+                self._acknowledges(entry.data, before)
         if isinstance(event, OperationFailed):  # how far it came with that is not known
             self._written.clear()
         if isinstance(event, Unsaved):  # what was to follow was not done
@@ -86,7 +86,7 @@ class OutboxChecks:
         for action in actions:
             match action:
                 case Read(keys):
-                    self._asked = keys
+                    self._requested = keys
                 case Write(values):
                     for key in values:
                         if key.startswith(_BOX):
@@ -98,7 +98,7 @@ class OutboxChecks:
             self._forgets(before, server)
         self._keeps(server)
 
-    def _hear(self, key: str, data: bytes | None, server: Server, now: float) -> None:
+    def _takes_heartbeat(self, key: str, data: bytes | None, server: Server, now: float) -> None:
         try:
             node_heartbeat = decode(data or b"", server.key, key_place(server.run_id, server.nonce, key))
         except RendezvousStateError:
@@ -120,7 +120,7 @@ class OutboxChecks:
             self._reported[mailbox] = self._read(mailbox)
             self._here[node] = now
 
-    def _parts(self, data: bytes, server: Server) -> None:
+    def _acknowledges(self, data: bytes, server: Server) -> None:
         """Forget the notices of a node that acknowledges the end; a later notice counts as the first."""
         try:
             envelope = decode(data, server.key, lambda each: _place(each, server))
@@ -147,11 +147,11 @@ class OutboxChecks:
             waited = now - last >= REMINDED * before.state.rules.heartbeat - self._delays[key] - SOON
             self.demand(waited, f"{key} is written again {now - last:.6f} s after it was written")
             self.demand(index >= self._read(mailbox), f"{key} is written again though it was read")
-            asked = before.logic.mailboxes(before.state).get(node, mailbox)
-            right = asked == mailbox or before.state.final is not None
-            self.demand(right, f"{key} is written again, and the node reads in {asked}")
-            gone = now - self._here.get(node, now) - before.state.rules.heartbeat
-            self.demand(gone <= LATE, f"{key} is written again to a node that has been gone for long")
+            current = before.logic.mailboxes(before.state).get(node, mailbox)
+            right = current == mailbox or before.state.final is not None
+            self.demand(right, f"{key} is written again, and the node reads in {current}")
+            absent = now - self._here.get(node, now) - before.state.rules.heartbeat
+            self.demand(absent <= LATE, f"{key} is written again to a node that has been gone for long")
         else:
             due = max(self._reported.get(mailbox, index), self._read(mailbox))
             self.demand(index <= due, f"{key} is written, and notice {due} comes next")

@@ -1,7 +1,7 @@
 """
 Operations that a node's session may request, and must.
 
-A lane does not rest while there is something to send or read. The agent receives each notice once.
+A thread does not rest while there is something to send or read. The agent receives each notice once.
 A closed session ends. Nothing is due before the moment for which a session requests its wake-up.
 
 The checks read only those fields of the session that others read.
@@ -35,13 +35,13 @@ from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, 
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import greeting_of, heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
+from tests.sim.checks.connections import Connections
 from tests.sim.checks.contact import LOST, Contact
 from tests.sim.checks.demand import Demand
 from tests.sim.checks.envelopes import Envelopes
 from tests.sim.checks.heartbeats import Heartbeats
-from tests.sim.checks.lanes import Lanes
 from tests.sim.checks.mailbox import Mailbox
-from tests.sim.checks.told import WAITED, Refusals, Waiting, is_told, notice_in
+from tests.sim.checks.reports import WAITED, Refusals, Waiting, check_received, notice_in
 from tests.sim.checks.waking import Waking
 
 _UNANSWERED = frozenset(6 * 2**times for times in range(20))
@@ -56,11 +56,11 @@ class SessionChecks:
     announcement: messages.Announcement | None = None
     """The greeting that was read on the connection."""
     closed: bool = False
-    parted: bool = False
+    has_left: bool = False
     final: bool = False
     seen: Seen = field(factory=Seen)
     """Progress of the job as far as the node knows it."""
-    lanes: Lanes = field(init=False)
+    connections: Connections = field(init=False)
     envelopes: Envelopes = field(init=False)
     heartbeats: Heartbeats = field(init=False)
     mailbox: Mailbox = field(init=False)
@@ -73,7 +73,7 @@ class SessionChecks:
     _key: bytes | None = None
     _posting: int = 0
     _awaits: str = ""
-    """The key for whose notice the lane waits, and nobody has woken it."""
+    """The key for whose notice the thread waits, and nobody has woken it."""
     _host: str = ""
     """The node that coordinates, as far as is known."""
     _listens: bool = False
@@ -95,14 +95,18 @@ class SessionChecks:
     """True if the membership may end because nothing else helps."""
     _must_end: bool = False
     """True if the membership cannot continue."""
-    _doubted: float | None = None
+    _suspected_since: float | None = None
     _look_at: float = 0.0
 
     def begins(self, session: Session, actions: tuple[events.Action, ...], now: float) -> None:
         """The session has begun."""
         self._job, self._node, self._key = session.identity.run_id, session.identity.node, session.identity.key
         self.envelopes = Envelopes(self._job, self._node, self._key, session.terms, self.demand)
-        self.lanes, self.heartbeats, self.mailbox = Lanes(self.demand), Heartbeats(self.demand), Mailbox(self.demand)
+        self.connections, self.heartbeats, self.mailbox = (
+            Connections(self.demand),
+            Heartbeats(self.demand),
+            Mailbox(self.demand),
+        )
         self.refusals, self.waiting, self.waking = Refusals(self.demand), Waiting(self.demand), Waking(self.demand)
         self.contact = Contact(session.contact.limits, self.demand, now)
         for action in actions:
@@ -114,41 +118,41 @@ class SessionChecks:
     ) -> None:
         """The session has taken a step."""
         self.waking.stepped(now)
-        words = [word for word in after.unread if not any(word is old for old in before.unread)]
-        losses = [word for word in words if isinstance(word, messages.ContactLost)]
+        received = [each for each in after.unread if not any(each is old for old in before.unread)]
+        losses = [each for each in received if isinstance(each, messages.ContactLost)]
         early = [loss for loss in losses if loss.why.startswith(LOST) and now >= self.contact.lost_at()]
         for loss in early:
-            self.contact.told(loss, now)
+            self.contact.reports_loss(loss, now)
             self._unsure = False
         # What had to be done before the event was heard.
         first = [each for each in actions if isinstance(each, events.OpenConnection) and self.contact.may_try(now)]
         for connect in first:
             self._act(connect, now)
-        told = self._hear(event, after, now)
+        notice = self._handle(event, after, now)
         for loss in losses:
             if loss not in early:
-                self.contact.told(loss, now)
+                self.contact.reports_loss(loss, now)
                 self._unsure = False
         self.demand(bool(losses) or not self._too_late, "ranks came too late, and the agent is not told")
         self._too_late = False
-        is_told(told, words, after, self.contact.fenced, self.demand)
-        parts = after.left and not before.left and not isinstance(event, events.ConnectionLost)
+        check_received(notice, received, after, self.contact.fenced, self.demand)
+        leaves = after.left and not before.left and not isinstance(event, events.ConnectionLost)
         left = self.envelopes.is_left and (
-            self.announcement is not None or (self.contact.trying and not self.lanes.ended)
+            self.announcement is not None or (self.contact.trying and not self.connections.ended)
         )
-        self.demand(not (parts and left), "it parts, and could say what is left")
-        self._ends(before, after, words, now)
+        self.demand(not (leaves and left), "it parts, and could say what is left")
+        self._ends(before, after, received, now)
         for action in actions[len(first) :]:
             self._act(action, now, after.status)
         self._rests(after, now)
 
-    def taken(self, words: tuple[MembershipEvent, ...], after: Session) -> None:
+    def taken(self, received: tuple[MembershipEvent, ...], after: Session) -> None:
         """Check that the agent took all its notices, and took no ranks after a loss of contact."""
         self.demand(not after.unread, f"the agent has taken {after.unread}, and would be told again")
-        late = self.contact.fenced and any(isinstance(word, messages.RankAssignment) for word in words)
-        self.demand(not late, f"contact is lost, and the agent takes {words}")
+        late = self.contact.fenced and any(isinstance(each, messages.RankAssignment) for each in received)
+        self.demand(not late, f"contact is lost, and the agent takes {received}")
 
-    def _ends(self, before: Session, after: Session, words: list[MembershipEvent], now: float) -> None:
+    def _ends(self, before: Session, after: Session, received: list[MembershipEvent], now: float) -> None:
         """The session's part may end now, or must."""
         self.demand(before.error in (None, after.error), "the error that ended its part is another one")
         self.demand(not self._must_end or after.error is not None, "its part is over, and goes on")
@@ -157,8 +161,11 @@ class SessionChecks:
             for part in (self._node, repr(self._job), self._host if self.contact.met else before.status):
                 self.demand(part in str(after.error), f"it gives up, and does not say {part!r}: {after.error}")
             hosts = self.contact.met and not self.contact.limits.has_election and self._host == self._node
-            told = any(isinstance(word, messages.StoreGone) for word in words)
-            self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
+            reported = any(isinstance(each, messages.StoreGone) for each in received)
+            self.demand(
+                reported == (self.contact.is_store_lost() or hosts),
+                f"the agent is told {received} as its store is gone",
+            )
         self._erred = after.error is not None
         self.contact.over = self.closed or self.final or self._erred
         if self.contact.over:
@@ -166,24 +173,24 @@ class SessionChecks:
 
     # What comes in.
 
-    def _hear(self, event: events.Event, after: Session, now: float) -> messages.CoordinatorNotice | None:
+    def _handle(self, event: events.Event, after: Session, now: float) -> messages.CoordinatorNotice | None:
         """The notice that the agent must be told now, if there is one."""
-        if getattr(event, "connection", None) not in (None, self.lanes.number):
+        if getattr(event, "connection", None) not in (None, self.connections.number):
             return None
         match event:
             case events.Connected():
-                self.lanes.there = True
-            case events.ConnectionLost(why=why, gone=gone):
-                if not self.parted:
+                self.connections.there = True
+            case events.ConnectionLost(why=why, gone=refused):
+                if not self.has_left:
                     self._leaves()
-                    self.contact.breaks(now, why, gone)
+                    self.contact.breaks(now, why, refused)
                     self.demand(not after.status, f"contact is lost, and it says {after.status!r}")
             case events.OperationDone(number=number, result=result):
-                if (ask := self.lanes.answered(number)) is not None:
-                    return self._answered(ask.thread, ask.operation, result, after, now)
+                if (request := self.connections.answered(number)) is not None:
+                    return self._answered(request.thread, request.operation, result, after, now)
             case events.Denied(number=number):
-                if (ask := self.lanes.answered(number)) is not None:
-                    is_envelope = isinstance(ask.operation, Post)
+                if (request := self.connections.answered(number)) is not None:
+                    is_envelope = isinstance(request.operation, Post)
                     self._may_end = is_envelope and self.envelopes.denied(self._posting, event.too_large)
                     self._must_end = not self._may_end
             case events.Refused():
@@ -195,13 +202,13 @@ class SessionChecks:
                 self._unsure = False
                 self.heartbeats.joins()
                 self.waiting.begins(now)
-                old = [word for word in after.unread if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
+                old = [each for each in after.unread if isinstance(each, (messages.RankAssignment, messages.RoundEnd))]
                 self.demand(not old, f"it asks for ranks, and has {old} for its agent")
             case events.SendReport(report):
-                self.envelopes.told(report)
-            case events.SuspendHeartbeats(held):
-                self.heartbeats.held = held
-                if not held:
+                self.envelopes.reports(report)
+            case events.SuspendHeartbeats(suspended):
+                self.heartbeats.suspended = suspended
+                if not suspended:
                     self.heartbeats.at_once()
             case events.CloseSession():
                 self.closed = True
@@ -209,18 +216,18 @@ class SessionChecks:
 
     def _leaves(self) -> None:
         """The connection is none any more."""
-        self.lanes.breaks()
-        self.announcement, self._doubted, self._look_at, self._awaits = None, None, 0.0, ""
+        self.connections.breaks()
+        self.announcement, self._suspected_since, self._look_at, self._awaits = None, None, 0.0, ""
         self.heartbeats.at_once()
 
     def _answered(
-        self, lane: ConnectionThread, what: Any, result: Any, after: Session, now: float
+        self, thread: ConnectionThread, what: Any, result: Any, after: Session, now: float
     ) -> messages.CoordinatorNotice | None:
         match what:
-            case Wait() if lane is ConnectionThread.SPEAK:
+            case Wait() if thread is ConnectionThread.SPEAK:
                 self.demand(bool(result or after.status), "there is no greeting, and it does not say so")
                 if result:
-                    self.lanes.follow[lane] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
+                    self.connections.follow[thread] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
             case Take(key):
                 self._awaits = ""
                 if result is not None:
@@ -234,7 +241,7 @@ class SessionChecks:
                 if self._posting == self.envelopes.join_seq and not self.heartbeats.since_join:
                     self.heartbeats.at_once()
                     if not self.contact.over:
-                        self.contact.stored(self.envelopes.asked_at or now, now)
+                        self.contact.stored(self.envelopes.requested_at or now, now)
             case Delete(keys):
                 self.mailbox.deleted(tuple(keys))
             case Update(values, (key,)):
@@ -254,9 +261,9 @@ class SessionChecks:
         announcement = greeting_of(found[0], self._job, self._key)
         if announcement is None:
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
-            self._doubted = now if self._doubted is None else self._doubted
+            self._suspected_since = now if self._suspected_since is None else self._suspected_since
             self._look_at = now + LOOK_AGAIN
-            self._must_end = now > self._doubted + SUSPECTED_FOR
+            self._must_end = now > self._suspected_since + SUSPECTED_FOR
         elif self.seen.nonce not in ("", announcement.nonce):
             self._must_end = True
         else:
@@ -271,23 +278,23 @@ class SessionChecks:
 
     def _felt(self, raw: bytes | None, after: Session, now: float) -> messages.CoordinatorNotice | None:
         credited = None
-        heard, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
-        if heard is not None:
-            shown = heard.status if self.heartbeats.answered else ""
-            same = (after.status, after.spares) == (shown, heard.waiting)
-            self.demand(same, f"it says {after.status!r} and {after.spares} spares, the coordinator {heard}")
+        heartbeat, rejection = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
+        if heartbeat is not None:
+            shown = heartbeat.status if self.heartbeats.answered else ""
+            same = (after.status, after.spares) == (shown, heartbeat.waiting)
+            self.demand(same, f"it says {after.status!r} and {after.spares} spares, the coordinator {heartbeat}")
             self.heartbeats.answered += not self._listens
-            if heard.epoch > self.seen.epoch and not self.final:
+            if heartbeat.epoch > self.seen.epoch and not self.final:
                 self.envelopes.repeats(self.seen)
-            self.seen = self.seen.after_heartbeat(heard)
-            self._must_end = self._must_end or bool(heard.over)
-            if heard.count >= self.contact.read:
-                credited = self.heartbeats.credited(heard.read, self._ranks)
+            self.seen = self.seen.after_heartbeat(heartbeat)
+            self._must_end = self._must_end or bool(heartbeat.over)
+            if heartbeat.count >= self.contact.read:
+                credited = self.heartbeats.credited(heartbeat.read, self._ranks)
         elif raw is not None:
             self.refusals.refuses("coordinator's heartbeat")
         if not (self._erred or self._must_end) and (self.final or not self.contact.over):
             feels = self.contact.noted if self.final else self.contact.felt
-            feels(self.heartbeats.stored_at, None if heard is None else heard.count, doubt, credited, now)
+            feels(self.heartbeats.stored_at, None if heartbeat is None else heartbeat.count, rejection, credited, now)
         if not self._unsure or credited is None or self.contact.is_stale(credited, now):
             return None
         return self._gets_ranks(credited)
@@ -305,15 +312,15 @@ class SessionChecks:
             notice = None
         if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
             self._ending, self._key_of_end = notice, key
-            self.lanes.follow[ConnectionThread.WATCH] = Read((CAUSE,))
+            self.connections.follow[ConnectionThread.WATCH] = Read((CAUSE,))
             return None
         return self._delivered(key, notice, now)
 
     def _ended(self, cause: bytes | None, after: Session, now: float) -> messages.CoordinatorNotice | None:
         """The end was read, with its whole root cause or the few lines of it that it came with."""
-        told, brief = after.final, self._ending
-        if told is not None and told != brief and refers(told) == brief:
-            return self._delivered(self._key_of_end, told, now)
+        final, brief = after.final, self._ending
+        if final is not None and final != brief and refers(final) == brief:
+            return self._delivered(self._key_of_end, final, now)
         if cause is not None:
             self.refusals.refuses("root cause")
         return self._delivered(self._key_of_end, brief, now)
@@ -338,7 +345,7 @@ class SessionChecks:
             self.waiting.ends()
         if isinstance(notice, messages.RankAssignment):
             self._ranks, self._unsure, self.heartbeats.has_ranks = notice, True, True
-            sent = self.heartbeats.sent.get(notice.heartbeat_count, self.envelopes.asked_at)
+            sent = self.heartbeats.sent.get(notice.heartbeat_count, self.envelopes.requested_at)
             if sent is None or self.heartbeats.is_far(notice):
                 sent = -math.inf
                 self._too_late = self._unsure = bool(self.contact.heartbeat)
@@ -353,16 +360,16 @@ class SessionChecks:
     # What goes out.
 
     def _act(self, action: events.Action, now: float, status: str = "") -> None:
-        self.demand(not self.parted, f"it has parted, and wants {action}")
+        self.demand(not self.has_left, f"it has parted, and wants {action}")
         match action:
             case events.OpenConnection(number):
                 self._leaves()
-                self.lanes.begins(number)
+                self.connections.begins(number)
                 self.contact.tries(now)
             case events.Ask():
-                self._asks(action.thread, action.operation, self.lanes.asks(action), now)
+                self._requests(action.thread, action.operation, self.connections.requests(action), now)
             case events.Disconnect(number):
-                self.lanes.ends(number)
+                self.connections.ends(number)
                 self._leaves()
                 self.contact.trying = False
             case Log(text=text) if WAITED in text:
@@ -370,8 +377,8 @@ class SessionChecks:
             case Log(text=text):
                 self.refusals.says(text)
 
-    def _asks(self, lane: ConnectionThread, what: Any, wanted: Any, now: float) -> None:
-        greeted, speaks = self.announcement is not None, lane is ConnectionThread.SPEAK
+    def _requests(self, thread: ConnectionThread, what: Any, wanted: Any, now: float) -> None:
+        greeted, speaks = self.announcement is not None, thread is ConnectionThread.SPEAK
         match what:
             case Wait(key, seconds) if key == ANNOUNCEMENT and speaks:
                 self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
@@ -398,7 +405,7 @@ class SessionChecks:
             case Read() if wanted is not None:
                 pass
             case _:
-                self.demand(False, f"{what} is asked of lane {lane}")
+                self.demand(False, f"{what} is asked of {thread}")
 
     def _sends(self, values: Mapping[str, bytes], now: float) -> None:
         [(key, data)] = values.items()
@@ -411,25 +418,25 @@ class SessionChecks:
             self.envelopes.repeats(self.seen)
 
     def _is_stale(self) -> bool:
-        """Return whether the watching lane waits where no more notices arrive."""
+        """Return whether the watching thread waits where no more notices arrive."""
         return self._has_read_all() or self._awaits != self.mailbox.next_key
 
     # What must have been done when a step is over.
 
     def _rests(self, session: Session, now: float) -> None:
-        self.parted = session.left
-        if self.parted:
-            self.demand(self.closed and not self.lanes.there, "it has parted, and keeps its connection")
+        self.has_left = session.left
+        if self.has_left:
+            self.demand(self.closed and not self.connections.there, "it has parted, and keeps its connection")
             return
-        self.lanes.rests()
+        self.connections.rests()
         if self.closed:
-            tries = self.envelopes.is_left and (self.contact.trying or self.lanes.ended)
+            tries = self.envelopes.is_left and (self.contact.trying or self.connections.ended)
             self.demand(
                 self.announcement is not None or tries, "it is closed and can say nothing more, and does not part"
             )
-        if self.lanes.there and self.lanes.is_free(ConnectionThread.SPEAK):
+        if self.connections.there and self.connections.is_free(ConnectionThread.SPEAK):
             self._speaks(now)
-        if self.lanes.there and self.lanes.is_free(ConnectionThread.WATCH):
+        if self.connections.there and self.connections.is_free(ConnectionThread.WATCH):
             self.demand(self.announcement is None or self._has_read_all(), f"nobody waits for {self.mailbox.next_key}")
             if self.announcement is not None:
                 self.mailbox.rests()

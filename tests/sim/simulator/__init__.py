@@ -18,12 +18,12 @@ from tests.sim.simulator.history import (
     Ended,
     Fenced,
     Finalized,
-    Gone,
     Happened,
     Record,
     Started,
     Tampered,
     TookOver,
+    WorkersEnded,
 )
 from tests.sim.simulator.invariants import InvariantBroken
 
@@ -33,7 +33,6 @@ __all__ = [
     "Ended",
     "Fenced",
     "Finalized",
-    "Gone",
     "Happened",
     "InvariantBroken",
     "Record",
@@ -42,4 +41,5 @@ __all__ = [
     "Started",
     "Tampered",
     "TookOver",
+    "WorkersEnded",
 ]

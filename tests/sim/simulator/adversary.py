@@ -82,8 +82,8 @@ class Adversary:
     def act(self, fault: Tamper, number: int) -> str:
         """Do what is the *number*th act of that fault; says what it was."""
         chance = random.Random(f"{fault.seed}/{number}")
-        elects = self.store.elects
-        places = [place for place in fault.where or _WEIGHTS if _WITH_ELECTION.get(place, elects) == elects]
+        has_election = self.store.has_election
+        places = [place for place in fault.where or _WEIGHTS if _WITH_ELECTION.get(place, has_election) == has_election]
         if not places:
             return ""
         place = chance.choices(places, [_WEIGHTS.get(place, 1) for place in places])[0]
@@ -119,7 +119,7 @@ class Adversary:
     def _nonce(self) -> str:
         return self.documents[-1][1].nonce if self.documents else "a guess"
 
-    def _spoil(self, chance: random.Random, key: str) -> str:
+    def _corrupt(self, chance: random.Random, key: str) -> str:
         self.touched[key] = self._timeline.now
         values = self.store.values
         kind = chance.random()
@@ -138,19 +138,19 @@ class Adversary:
         self.store.put(key, data)
         return f"write {key} ({what}) {data!r:.200}"
 
-    def _spoil_heartbeat(self, chance: random.Random) -> str:
+    def _corrupt_heartbeat(self, chance: random.Random) -> str:
         mailboxes = self._mailboxes()
-        return self._spoil(chance, f"beat/{chance.choice(mailboxes)}") if mailboxes else "nothing"
+        return self._corrupt(chance, f"beat/{chance.choice(mailboxes)}") if mailboxes else "nothing"
 
-    def _spoil_mailbox(self, chance: random.Random) -> str:
+    def _corrupt_mailbox(self, chance: random.Random) -> str:
         mailboxes = self._mailboxes()
         if not mailboxes:
             return "nothing"
         mailbox = chance.choice(mailboxes[-6:])
         known = sum(key.startswith(f"box/{mailbox}/") for key in self.seen)
-        return self._spoil(chance, mailbox_key(mailbox, chance.randrange(known + _MAILBOXES_AHEAD)))
+        return self._corrupt(chance, mailbox_key(mailbox, chance.randrange(known + _MAILBOXES_AHEAD)))
 
-    def _spoil_inbox(self, chance: random.Random) -> str:
+    def _corrupt_inbox(self, chance: random.Random) -> str:
         inbox, kind = self.store.inbox, chance.random()
         numbers = sorted(inbox)
         if kind < 0.2 and numbers:
@@ -169,12 +169,12 @@ class Adversary:
         self.store.append(data)
         return f"post ({what}) {data!r:.200}"
 
-    def _spoil_counter(self, chance: random.Random) -> str:
+    def _corrupt_counter(self, chance: random.Random) -> str:
         step = chance.choice((1, 1, 2, 5, -1, -2, 1_000_000))
         self.store.posted = max(0, self.store.posted + step)
         return f"add {step}"
 
-    def _spoil_state(self, chance: random.Random) -> str:
+    def _corrupt_state(self, chance: random.Random) -> str:
         if not self.documents:
             return "nothing"
         kind = chance.random()
@@ -189,12 +189,12 @@ class Adversary:
         self.store.document = evolve(self.documents[-1][1], data=data, way=())
         return f"write ({what}) {data!r:.200}"
 
-    def _spoil_leader(self, chance: random.Random) -> str:
+    def _corrupt_leader(self, chance: random.Random) -> str:
         if chance.random() < 0.5:
             self.store.delete_leader()
             return "delete"
         seconds = chance.choice((0.5, 3.0, 15.0, 60.0))
-        self.store.usurp(seconds)
+        self.store.steal_lease(seconds)
         return f"take the office for {seconds:g} s"
 
     def _delete_all(self, chance: random.Random) -> str:
@@ -202,21 +202,21 @@ class Adversary:
         self.touched.update(dict.fromkeys(store.values, now))
         store.values.clear()
         store.inbox.clear()
-        if store.elects:
+        if store.has_election:
             store.document, store.scribbled = None, True
             store.delete_leader()
         return "delete"
 
 
 _DO: dict[str, Callable[[Adversary, random.Random], str]] = {
-    "hello": lambda he, chance: he._spoil(chance, ANNOUNCEMENT),
-    "pulse": lambda he, chance: he._spoil(chance, COORDINATOR_HEARTBEAT),
-    "beat": Adversary._spoil_heartbeat,
-    "box": Adversary._spoil_mailbox,
-    "inbox": Adversary._spoil_inbox,
-    "counter": Adversary._spoil_counter,
-    "state": Adversary._spoil_state,
-    "leader": Adversary._spoil_leader,
+    "hello": lambda he, chance: he._corrupt(chance, ANNOUNCEMENT),
+    "pulse": lambda he, chance: he._corrupt(chance, COORDINATOR_HEARTBEAT),
+    "beat": Adversary._corrupt_heartbeat,
+    "box": Adversary._corrupt_mailbox,
+    "inbox": Adversary._corrupt_inbox,
+    "counter": Adversary._corrupt_counter,
+    "state": Adversary._corrupt_state,
+    "leader": Adversary._corrupt_leader,
     "all": Adversary._delete_all,
 }
 _WITH_ELECTION = {"counter": False, "state": True, "leader": True}

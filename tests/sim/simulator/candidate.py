@@ -33,11 +33,11 @@ class Candidate:
 
     node: Node
     store: Store
-    gone: Callable[[], None] = lambda: None
+    on_stopped: Callable[[], None] = lambda: None
     host: Host | None = None
     _candidacy: Candidacy = field(init=False)
     _connection: Connection | None = None
-    _asked: Callable[[events.Event], None] | None = None
+    _pending: Callable[[events.Event], None] | None = None
     """Takes the answer to what is under way; None: nothing is."""
     _waits: bool = False
     """True if the operation in progress can be interrupted."""
@@ -53,7 +53,7 @@ class Candidate:
         self._step(events.Done())
 
     def close(self, linger: float) -> None:
-        """Coordinate no more, once the end is read where it has come; then call `gone`."""
+        """Coordinate no more, once the end is read where it has come; then call `on_stopped`."""
         host = self.host
         if host is None or host.over:
             self._close()
@@ -66,11 +66,11 @@ class Candidate:
     def _close(self) -> None:
         if not self._candidacy.stopped:
             self._candidacy = self._candidacy.close()
-            if self._asked is not None and self._waits:
+            if self._pending is not None and self._waits:
                 self._step(events.Done())
 
     def _step(self, event: events.Event) -> None:
-        self._asked = None
+        self._pending = None
         self._candidacy, actions = self._candidacy.step(event, self.node.rendezvous.clock())
         stopped = self._candidacy.stopped
         for action in actions:
@@ -87,7 +87,7 @@ class Candidate:
                     if self._connection is not None:
                         self._connection.call("release", hold.born, then=lambda _: None)
                 case events.Lead(hold):
-                    self._elect(hold)
+                    self._lead(hold)
                 case events.Keep() | Log():
                     pass
                 case events.FindLeader():
@@ -95,7 +95,7 @@ class Candidate:
                 case events.Await(version, seconds):
                     self._call("changed", version, limit=seconds, then=lambda _: events.Done())
                 case events.Acquire(ttl):
-                    self._call("seize", self.node.name, ttl, then=lambda term: events.Acquired(self._hold(term)))
+                    self._call("seize", self.node.name, ttl, then=lambda term: events.Acquired(self._key_of_term(term)))
                 case events.Renew(hold):
                     self._call("renew", hold.born, hold.ttl, then=events.Renewed)
                 case _:
@@ -103,27 +103,27 @@ class Candidate:
         if stopped:
             if self._connection is not None:
                 self._connection.close()
-            self.gone()
+            self.on_stopped()
 
-    def _hold(self, term: int | None) -> RenewedKey | None:
+    def _key_of_term(self, term: int | None) -> RenewedKey | None:
         return (
             None if term is None else RenewedKey("leader", f"{self.node.name}/{term}", term, term, self._candidacy.ttl)
         )
 
-    def _ask(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
+    def _expect_answer(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
         """Something is under way; the first event that is given to the answer counts."""
 
         def answer(event: events.Event) -> None:
-            if self._asked is answer:
+            if self._pending is answer:
                 self._step(event)
 
-        self._asked, self._waits, self._rests = answer, waits, rests
+        self._pending, self._waits, self._rests = answer, waits, rests
         return answer
 
     def _connect(self, limit: float) -> None:
         if self._connection is not None:
             self._connection.close()
-        answer = self._ask()
+        answer = self._expect_answer()
         line = self._connection = self.store.connect(
             self.node.rendezvous, self.node.member.link, lambda _: answer(events.Done()), self._broke
         )
@@ -133,14 +133,14 @@ class Candidate:
 
     def _broke(self, why: str) -> None:
         self._connection = None
-        if self._asked is not None and not self._rests:
+        if self._pending is not None and not self._rests:
             self._step(events.ConnectionBroke(why))
 
     def _call(
         self, kind: str, *arguments: Any, then: Callable[[Any], events.Event], limit: float | None = None
     ) -> None:
         """Ask the store; with a *limit* that is a wait, which is over then."""
-        answer = self._ask(waits=limit is not None)
+        answer = self._expect_answer(waits=limit is not None)
         if self._connection is None:
             answer(events.ConnectionBroke("the connection was lost"))
             return
@@ -149,7 +149,7 @@ class Candidate:
         self.node.rendezvous.after(limit or self._candidacy.ttl, lambda: answer(late))
 
     def _rest(self, seconds: float) -> None:
-        answer = self._ask(waits=True, rests=True)
+        answer = self._expect_answer(waits=True, rests=True)
         if self._over is not None:
             answer(self._over)
         else:
@@ -157,8 +157,8 @@ class Candidate:
 
     # What it coordinates.
 
-    def _elect(self, hold: RenewedKey) -> None:
-        answer = self._ask()
+    def _lead(self, hold: RenewedKey) -> None:
+        answer = self._expect_answer()
         if self.node.member.is_over and self.store.document is None:
             answer(events.Declined("the job has already ended, and all its nodes have left"))
             return
@@ -182,5 +182,5 @@ class Candidate:
             )
         else:
             self._over = events.Over(why, host.server.stopped)
-            if self._asked is not None and self._rests:
+            if self._pending is not None and self._rests:
                 self._step(self._over)

@@ -152,7 +152,7 @@ class SimulatedCluster:
     @property
     def running(self) -> list[Group]:
         """The workers that run."""
-        return [group for node in self.members for group in node.groups if not group.gone]
+        return [group for node in self.members for group in node.groups if not group.ended]
 
     def time_limit(self) -> float:
         """When everything must be over: no wait of any node, one after the other, is longer in total."""
@@ -245,10 +245,10 @@ class SimulatedCluster:
         if not isinstance(host, Host):
             return False
         if not host.server.is_over():
-            host.tell(Abandon(f"node {node.name}, which hosts the job's store, left: {why}", node.name))
+            host.notify(Abandon(f"node {node.name}, which hosts the job's store, left: {why}", node.name))
         return True
 
-    def part(self, node: Node, linger: float) -> None:
+    def end_sidecar(self, node: Node, linger: float) -> None:
         """The sidecar ends, after what it hosts."""
         host = self._hosts.get(node.name)
         end = functools.partial(self.timeline.after, PARTING, node.rendezvous, lambda: self.end_process(node))
@@ -256,7 +256,7 @@ class SimulatedCluster:
             end()
             return
         if isinstance(host, Candidate):
-            host.gone = end
+            host.on_stopped = end
         # What the member has to say comes first.
         self.timeline.after(0.01, node.rendezvous, lambda: host.close(linger))
 
@@ -267,7 +267,7 @@ class SimulatedCluster:
 
     def note_end(self, node: Node) -> None:
         """A process of the node has ended: with the last one, coordinators see the end of their connections to it."""
-        if not node.is_gone():
+        if not node.has_ended():
             return
         for host in self._coordinators:
             if not host.over:
@@ -297,7 +297,7 @@ class SimulatedCluster:
 
     def _build_store(self, process: Process, link: Link) -> Store:
         self.store = store = Store(process, link, self.network, self.count_bytes)
-        store.on_save, store.most, store.elects = self._saved, self.most_bytes, self.coordinator == "elected"
+        store.on_save, store.most, store.has_election = self._saved, self.most_bytes, self.coordinator == "elected"
         if any(isinstance(fault, (Replay, SetBack, Tamper)) for fault in self.plan):
             store.adversary = Adversary(store)
         if self.trust is not None:

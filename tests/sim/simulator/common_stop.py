@@ -35,7 +35,7 @@ class CommonStop:
     """The calls of the workers of one round on one node."""
 
     group: Group
-    _tell: Callable[[Report], None]
+    _send_report: Callable[[Report], None]
     """Sends a report to the coordinator."""
     returned_in: int | None = None
     """The call in which they have returned."""
@@ -56,9 +56,9 @@ class CommonStop:
         match action:
             case _policy.WantStop(stop):
                 self._begin(GRACE)
-                self._tell(StopWanted(self._node, self._round, stop.why, GRACE))
-            case _policy.AskWorkers(asked):
-                self._begin(asked.left)
+                self._send_report(StopWanted(self._node, self._round, stop.why, GRACE))
+            case _policy.AskWorkers(request):
+                self._begin(request.left)
                 self._count_in(SAMPLE, self._rate)
             case _policy.Propose(call):
                 self._base, self._since, self._proposed = self._calls(), self.group.node.timeline.now, call
@@ -92,26 +92,26 @@ class CommonStop:
         node.timeline.after(grace - KEPT, node.agent, self._fall_due)
 
     def _fall_due(self) -> None:
-        if not self.group.gone:
-            self.group.node.hear(_policy.StopDue(KEPT))
+        if not self.group.ended:
+            self.group.node.handle(_policy.StopDue(KEPT))
 
     def _count_in(self, seconds: float, rate: float) -> None:
         node, proposed = self.group.node, self._proposed
 
         def count() -> None:
-            if not self.group.gone:
-                self._tell(CallsCounted(self._node, self._round, self._calls(), rate, proposed))
+            if not self.group.ended:
+                self._send_report(CallsCounted(self._node, self._round, self._calls(), rate, proposed))
 
         node.timeline.after(seconds, node.agent, count)
 
     def _return_at(self, moment: float, call: int) -> None:
         group = self.group
 
-        def come_back() -> None:
-            is_at_work = not group.gone and group.failed_at is None
+        def return_workers() -> None:
+            is_at_work = not group.ended and group.failed_at is None
             if is_at_work:
                 self.returned_in = call
                 group.end("returned")
-                group.node.tell_agent(group, _policy.WorkersSucceeded(stopped=True))
+                group.node.notify_agent(group, _policy.WorkersSucceeded(stopped=True))
 
-        group.node.timeline.at(moment, group.process, come_back)
+        group.node.timeline.at(moment, group.process, return_workers)

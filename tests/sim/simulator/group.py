@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from elasticlib.agent._policy import WorkersFailed
 from elasticlib.rendezvous.protocol._messages import FailureNote, RankAssignment
 from elasticlib.testing import FailWorker
-from tests.sim.simulator.history import Gone
+from tests.sim.simulator.history import WorkersEnded
 from tests.sim.simulator.timeline import Process
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Group:
     failed_at: float | None = None
     failure: FailWorker | None = None
     """Failure of the workers, if a fault prescribes it."""
-    gone: bool = False
+    ended: bool = False
     succeeded: bool = False
     _then: Callable[[], None] | None = None
     """Callback that waits for the end of the workers."""
@@ -56,10 +56,10 @@ class Group:
 
     def end(self, how: str) -> None:
         """None of them runs any more."""
-        if not self.gone:
-            self.gone, self.succeeded, self.spawner.alive = True, how == "succeeded", False
+        if not self.ended:
+            self.ended, self.succeeded, self.spawner.alive = True, how == "succeeded", False
             node = self.node
-            node.cluster.history.append(Gone(node.timeline.now, node.name, self.assignment.round, how))
+            node.cluster.history.append(WorkersEnded(node.timeline.now, node.name, self.assignment.round, how))
             if self._then is not None:
                 self._then()
             node.cluster.note_end(node)
@@ -83,7 +83,7 @@ class Group:
     def watch_lease(self, watcher: Process) -> None:
         """Make *watcher* end the workers when their lease is over: the node was without contact too long."""
         end = self.node.lease_end()
-        if self.gone or end == math.inf:
+        if self.ended or end == math.inf:
             return
         rendezvous = self.node.rendezvous
         if rendezvous.clock() >= end:
@@ -96,13 +96,13 @@ class Group:
         self.node.timeline.after(END, None, self._die)
 
     def _die(self) -> None:
-        if not self.gone:
+        if not self.ended:
             awaited = self._then is not None
             self.end("killed")
             if self.failed_at is None:
                 self.failed_at = self.node.agent.clock()
             if not awaited:
-                self.node.tell_agent(self, WORKERS_FAILED)
+                self.node.notify_agent(self, WORKERS_FAILED)
 
     def notes(self) -> tuple[FailureNote, ...]:
         """Return the known failures of the workers."""

@@ -82,7 +82,7 @@ class Started:
 
 
 @frozen
-class Gone:
+class WorkersEnded:
     """No worker of a node's round runs any more."""
 
     at: float
@@ -115,7 +115,7 @@ class AgentEnded:
 
 
 Record: TypeAlias = (
-    Happened | Tampered | AgentStarted | TookOver | Finalized | Ended | Started | Gone | Fenced | AgentEnded
+    Happened | Tampered | AgentStarted | TookOver | Finalized | Ended | Started | WorkersEnded | Fenced | AgentEnded
 )
 
 

@@ -103,7 +103,7 @@ class Host:
     server: Server = field(init=False)
     _connection: Connection = field(init=False)
     _wakes: Connection | None = None
-    _asked: bool = False
+    _requested: bool = False
     """True if the store has not answered a request for entries."""
     _rests: int | None = None
     """Number of the wait for entries that is under way."""
@@ -145,12 +145,12 @@ class Host:
 
     def close(self, linger: float) -> None:
         """Stop, once all have read how the job ended, or after so many seconds."""
-        self.tell(events.CloseServer(linger))
+        self.notify(events.CloseServer(linger))
 
     def _saw(self, state: JobState) -> None:
         if self.term is None:
             self.node.cluster.decided(self.nonce, state)
-        elif self._way and _told_alike(self._way[-1], state):
+        elif self._way and _decide_alike(self._way[-1], state):
             self._way[-1] = state  # of ten thousand messages that come at once, few decide anything
         else:
             self._way.append(state)
@@ -169,7 +169,7 @@ class Host:
         if (observer := self.node.cluster.observer) is not None:
             observer.stepped(self.node.name, event, before, self.server, actions, self.node.rendezvous.clock())
 
-    def tell(self, event: events.Event) -> None:
+    def notify(self, event: events.Event) -> None:
         """Somebody else in its process says something."""
         if not self.over:
             for action in self._step(event):
@@ -180,7 +180,7 @@ class Host:
         """The kernel of a node's machine resets the connection to it, and refuses another one."""
         for presence in self._watched:
             if presence.node == name:
-                self.tell(events.NodeEnded(presence))
+                self.notify(events.NodeEnded(presence))
 
     def _call(self, kind: str, *arguments: Any, then: Callable[[Any], None]) -> None:
         def done(result: Any) -> None:
@@ -239,18 +239,18 @@ class Host:
         saved = Saved(self.server.nonce, data, tuple(self._way))
         self._way = []
 
-        def done(held: Any) -> None:
-            if held is REFUSED and self.server.refused < REFUSALS:
+        def done(answer: Any) -> None:
+            if answer is REFUSED and self.server.refused < REFUSALS:
                 self._do(self._step(events.Unsaved("the store cannot store more", tuple(rest))))
-            elif held is REFUSED:
+            elif answer is REFUSED:
                 self.stop("the store takes not even the end of the job")
-            elif held is CHANGED:
+            elif answer is CHANGED:
                 self._do(
                     self._step(
                         events.OperationFailed("the coordinator's state in the store was changed by another writer")
                     )
                 )
-            elif held:
+            elif answer:
                 self._do(rest)
             else:
                 self.stop("another node coordinates")
@@ -265,14 +265,14 @@ class Host:
         if self._arrived:
             self._rise()
             return
-        if not self._asked:
-            self._asked = True
+        if not self._requested:
+            self._requested = True
             self._call("receive", then=self._received)
         if timeout is not None:
             self.node.rendezvous.after(timeout, lambda: self._rise() if self._rests == number else None)
 
     def _received(self, entries: Any) -> None:
-        self._asked = False
+        self._requested = False
         if entries is DESTROYED:
             self._break()
             return
@@ -305,7 +305,7 @@ class Host:
             post(self._wakes)
 
 
-def _told_alike(one: JobState, other: JobState) -> bool:
+def _decide_alike(one: JobState, other: JobState) -> bool:
     """Return whether two states agree in all decisions that nodes receive."""
     first, second = one.round, other.round
     same = first is second

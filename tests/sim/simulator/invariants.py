@@ -175,7 +175,7 @@ class Watch(Watcher):
         assigned = self._age(node, assignment) is not None
         self._demand(assigned, f"{node.name} holds {assignment}, the coordinator decided on {own}")
 
-    def told(self, node: Node, final: Final) -> None:
+    def received_final(self, node: Node, final: Final) -> None:
         """An agent was told how its job ended."""
         if not any(_same(final, each) for each in (self.final, *self.forgotten)):
             personal = not final.succeeded and final.kind in PERSONAL
@@ -188,9 +188,11 @@ class Watch(Watcher):
             return
         if own is not None:
             self._demand(succeeded and own == good, f"{node.name} returns results of round {own}, {good} succeeded")
-        elif node.told_success is not None and not _has_no_memory(final):
-            what = f"{node.name} told success in round {node.told_success}, {good} succeeded: it ends without results"
-            self._demand(not succeeded and node.told_success != good, what)
+        elif node.reported_success is not None and not _has_no_memory(final):
+            what = (
+                f"{node.name} told success in round {node.reported_success}, {good} succeeded: it ends without results"
+            )
+            self._demand(not succeeded and node.reported_success != good, what)
 
     def started(self, group: Group) -> None:
         """Workers run from now on."""
@@ -201,7 +203,7 @@ class Watch(Watcher):
         self.newest = number
         for round, begun in self.begun.items():
             if round < number:
-                begun.groups = [other for other in begun.groups if not other.gone]
+                begun.groups = [other for other in begun.groups if not other.ended]
                 for other in begun.groups:
                     self._outlives(other, number)
         self.begun = {round: begun for round, begun in self.begun.items() if round == number or begun.groups}
@@ -223,7 +225,7 @@ class Watch(Watcher):
 
     def _is_anyone_at_work(self, after: tuple[int, int]) -> bool:
         later = (begun.groups for number, begun in self.begun.items() if number > after)
-        return any(not group.gone for groups in later for group in groups)
+        return any(not group.ended for groups in later for group in groups)
 
     def _is_waking(self, group: Group, number: tuple[int, int], thaws_at: float, what: str) -> None:
         """
@@ -237,7 +239,7 @@ class Watch(Watcher):
 
         def check() -> None:
             alone = self.may_forget and not self._is_anyone_at_work(after=number)
-            self._demand(group.gone or group.process.thaws_at > self.cluster.now or alone, f"woken, {what}")
+            self._demand(group.ended or group.process.thaws_at > self.cluster.now or alone, f"woken, {what}")
 
         self.cluster.timeline.at(awake, None, check)
 
@@ -265,7 +267,7 @@ class NoWatch(Watch):
     def assigned(self, node: Node, assignment: RankAssignment) -> None:
         """No matter where."""
 
-    def told(self, node: Node, final: Final) -> None:
+    def received_final(self, node: Node, final: Final) -> None:
         """No matter what."""
 
     def ends(self, node: Node, own: int | None, succeeded: bool, final: Final) -> None:
@@ -291,7 +293,7 @@ def _has_no_memory(final: Final) -> bool:
 
 def over(nodes: list[Node]) -> None:
     """Nothing happens any more: nobody may be left."""
-    left = [node.name for node in nodes if any(not group.gone for group in node.groups)]
+    left = [node.name for node in nodes if any(not group.ended for group in node.groups)]
     silent = [node.name for node in nodes if node.agent.alive and node.outcome is None]
     if left:
         raise InvariantBroken(f"workers of {', '.join(left)} were never reaped")

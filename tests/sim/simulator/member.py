@@ -39,7 +39,7 @@ SILENT = "the store did not answer: timed out"
 
 @define(eq=False, repr=False)
 class Line:
-    """A connection with its two lanes."""
+    """A connection with its two threads."""
 
     speak: Connection
     watch: Connection | None = None
@@ -65,7 +65,7 @@ class NodeClient:
     link: Link
     cluster: SimulatedCluster
     describe: Callable[[], Descriptor]
-    tell: Callable[[MembershipEvent], None]
+    notify: Callable[[MembershipEvent], None]
     over: Callable[[str], None]
     key: bytes | None
     stepped: Callable[[], object] = bool
@@ -99,7 +99,7 @@ class NodeClient:
 
     # What the session wants.
 
-    def hear(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Something happened."""
         before, (self.session, actions) = self.session, self.session.step(event, self.process.clock())
         self._observe(event, before, actions)
@@ -119,11 +119,11 @@ class NodeClient:
         self._taking = False
         if self.session.closed:
             return
-        self.hear(TimePassed())
-        before, (self.session, words) = self.session, self.session.drain()
-        self._observe(None, before, words)
-        for word in words:
-            self.tell(word)
+        self.handle(TimePassed())
+        before, (self.session, received) = self.session, self.session.drain()
+        self._observe(None, before, received)
+        for event in received:
+            self.notify(event)
         if self.session.error is not None and self.session.final is None and not self._ended:
             self._ended = True
             self.over(str(self.session.error))
@@ -139,7 +139,7 @@ class NodeClient:
             self._wakes_at = None
         when = soonest(self.session.wake_at(), self.session.speaks_at())
         if when is not None and self.process.clock() >= when:
-            self.hear(TimePassed())
+            self.handle(TimePassed())
         else:
             self._set_alarm()
 
@@ -149,7 +149,7 @@ class NodeClient:
                 case events.OpenConnection(number, limit):
                     self._connect(number, limit)
                 case events.Ask():
-                    self._ask(action)
+                    self._request(action)
                 case events.Disconnect():
                     if self._line is not None:
                         self._line.close()
@@ -165,7 +165,7 @@ class NodeClient:
         def opened(_: Connection) -> None:
             line.opened = True
             line.watch = self._open(number, watches)
-            self.hear(events.Connected(number))
+            self.handle(events.Connected(number))
 
         def watches(watch: Connection) -> None:
             line.watches = True
@@ -175,44 +175,44 @@ class NodeClient:
         def expire() -> None:
             if not line.opened:
                 line.close()
-                self.hear(events.ConnectionLost(number, SILENT))
+                self.handle(events.ConnectionLost(number, SILENT))
 
         self._line = line = Line(self._open(number, opened))
         self.process.after(limit, expire)
 
     def _open(self, number: int, opened: Callable[[Connection], None]) -> Connection:
         def broke(why: str) -> None:
-            self.hear(events.ConnectionLost(number, why, connection.is_refused))
+            self.handle(events.ConnectionLost(number, why, connection.is_refused))
 
         connection = self.cluster.dialled().connect(self.process, self.link, opened, broke)
         return connection
 
-    def _ask(self, ask: events.Ask) -> None:
+    def _request(self, request: events.Ask) -> None:
         line = self._line
         assert line is not None
 
         def answer(result: Any) -> None:
             if result is REFUSED:
-                self.hear(events.Denied(ask.connection, ask.number, "the store cannot store more", True))
+                self.handle(events.Denied(request.connection, request.number, "the store cannot store more", True))
                 return
-            self.hear(events.OperationDone(ask.connection, ask.number, result))
+            self.handle(events.OperationDone(request.connection, request.number, result))
 
         def describe() -> None:
             try:
                 made = self.describe()
             except (RendezvousError, ConfigError, StartError) as error:
-                self.hear(events.Refused(ask.connection, error))
+                self.handle(events.Refused(request.connection, error))
             else:
                 answer(made)
 
-        if isinstance(ask.operation, events.Describe):
+        if isinstance(request.operation, events.Describe):
             self.process.after(0.0, describe)
-        elif ask.thread is events.ConnectionThread.SPEAK:
-            self._call(line.speak, ask.operation, answer)
+        elif request.thread is events.ConnectionThread.SPEAK:
+            self._call(line.speak, request.operation, answer)
         elif line.watch is not None and line.watches:
-            self._call(line.watch, ask.operation, answer)
+            self._call(line.watch, request.operation, answer)
         else:
-            line.wanted = lambda watch: self._call(watch, ask.operation, answer)
+            line.wanted = lambda watch: self._call(watch, request.operation, answer)
 
     def _call(self, connection: Connection, operation: Any, answer: Callable[[Any], None]) -> None:
         match operation:

@@ -90,7 +90,7 @@ class Node:
     groups: list[Group] = Factory(list)
     stops: list[CommonStop] = Factory(list)
     """One for each of the groups."""
-    told_success: int | None = None
+    reported_success: int | None = None
     """The round whose success it told, if it has begun no later one."""
     descriptor: Descriptor = field(init=False)
     policy: _policy.AgentState = field(init=False)
@@ -140,7 +140,7 @@ class Node:
         """In the sidecar, which the agent tells something."""
         self.timeline.after(CHANNEL, self.rendezvous, do)
 
-    def hear(self, event: _policy.Event | Stopping) -> None:
+    def handle(self, event: _policy.Event | Stopping) -> None:
         """Something happened, as the agent sees it."""
         if self.outcome is None:
             self._queue.append(event)
@@ -161,7 +161,7 @@ class Node:
             if isinstance(event, ContactLost):
                 self.cluster.history.append(Fenced(self.timeline.now, self.name, event.why))
             if isinstance(event, Final):
-                self.cluster.watch(self.member.nonce).told(self, event)
+                self.cluster.watch(self.member.nonce).received_final(self, event)
             self.policy, actions = _policy.step(self.policy, event)
             self._perform(deque(actions))
 
@@ -181,14 +181,14 @@ class Node:
                     self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
                     return
                 case _policy.ReportFailed(number):
-                    self._soon(functools.partial(self._tell, Failed(self.name, number, self._notes())))
+                    self._soon(functools.partial(self._send_report, Failed(self.name, number, self._notes())))
                 case _policy.ReportStopped(number):
-                    self._soon(functools.partial(self._tell_gone, Stopped(self.name, number, self._notes())))
+                    self._soon(functools.partial(self._report_end, Stopped(self.name, number, self._notes())))
                 case _policy.ReportSucceeded(number):
-                    self.told_success = number
-                    self._soon(functools.partial(self._tell_gone, Succeeded(self.name, number)))
+                    self.reported_success = number
+                    self._soon(functools.partial(self._report_end, Succeeded(self.name, number)))
                 case _policy.LeaveJob(why, number):
-                    self._soon(functools.partial(self._tell_left, why, number))
+                    self._soon(functools.partial(self._report_leave, why, number))
                 case _policy.Finish():
                     self._finish(action)
                     return
@@ -213,8 +213,8 @@ class Node:
             return  # an agent that was frozen wakes to ranks which others have by now
         self.group = group = Group(self, assignment)
         self.groups.append(group)
-        self.stops.append(CommonStop(group, lambda report: self._soon(lambda: self._tell(report))))
-        self.told_success = None
+        self.stops.append(CommonStop(group, lambda report: self._soon(lambda: self._send_report(report))))
+        self.reported_success = None
         ranks = tuple(range(assignment.rank_base, assignment.rank_base + self.descriptor.slots))
         master = (assignment.master_addresses, assignment.master_port)
         self.cluster.history.append(
@@ -226,16 +226,16 @@ class Node:
         self.timeline.after(self.cluster.work, group.process, lambda: self._succeed(group))
 
     def _succeed(self, group: Group) -> None:
-        if not group.gone and group.failed_at is None:
+        if not group.ended and group.failed_at is None:
             group.end("succeeded")
-            self.tell_agent(group, _policy.WorkersSucceeded())
+            self.notify_agent(group, _policy.WorkersSucceeded())
 
-    def tell_agent(self, group: Group, event: _policy.Event) -> None:
+    def notify_agent(self, group: Group, event: _policy.Event) -> None:
         """Report *event* of the workers to the agent, unless it is ordering their stop by then."""
 
         def see() -> None:
             if self.group is group and not self._busy:
-                self.hear(event)
+                self.handle(event)
 
         self.timeline.after(CHANNEL, self.agent, see)
 
@@ -245,9 +245,9 @@ class Node:
         if group is None or group.failed_at is not None or group.process.frozen:
             return
         loses_store = group.succeeded and group.assignment.group_rank == 0
-        if not group.gone or loses_store:
+        if not group.ended or loses_store:
             group.failed_at, group.failure = self.agent.clock(), fault
-            self.tell_agent(group, _policy.WorkerStoreLost() if loses_store else WORKERS_FAILED)
+            self.notify_agent(group, _policy.WorkerStoreLost() if loses_store else WORKERS_FAILED)
 
     def _notes(self) -> tuple[FailureNote, ...]:
         return () if self.group is None else self.group.notes()
@@ -260,11 +260,11 @@ class Node:
 
     def leave(self) -> None:
         """SIGTERM to the agent."""
-        self.hear(_policy.StopRequested(15))
+        self.handle(_policy.StopRequested(15))
 
     def notice(self) -> None:
         """SIGTERM to the agent, whose workers ask whether they should stop."""
-        self.hear(_policy.StopRequested(15, is_polled=self.working is not None))
+        self.handle(_policy.StopRequested(15, is_polled=self.working is not None))
 
     def _end(self, kind: str, why: str) -> None:
         self.outcome = AgentEnded(self.timeline.now, self.name, kind, why)
@@ -276,21 +276,21 @@ class Node:
     @property
     def working(self) -> Group | None:
         """Its workers, if any run."""
-        return None if self.group is None or self.group.gone else self.group
+        return None if self.group is None or self.group.ended else self.group
 
     # The sidecar.
 
-    def _pass_on(self, word: MembershipEvent) -> None:
+    def _pass_on(self, event: MembershipEvent) -> None:
         """A word of the member goes to the agent."""
-        if isinstance(word, RankAssignment):
+        if isinstance(event, RankAssignment):
             self._watch = self._watch.assigned()
-        self._send(word)
+        self._send(event)
 
-    def _send(self, word: MembershipEvent | Stopping) -> None:
+    def _send(self, event: MembershipEvent | Stopping) -> None:
         generation = self._watch.generation
 
         def arrive() -> None:
-            self._channel.append((generation, word))
+            self._channel.append((generation, event))
             self.timeline.after(0.0, self.agent, self._read_channel)
 
         self.timeline.after(CHANNEL, None, arrive)
@@ -299,27 +299,27 @@ class Node:
         """Take all that has come."""
         if self.outcome is not None:
             return
-        for generation, word in self._channel:
-            if isinstance(word, ContactLost) and self._busy and self.working is not None:
-                self.working.end_in(word.grace, "killed")  # sooner
-            self._queue.append(Answer(generation, word) if isinstance(word, RankAssignment) else word)
+        for generation, event in self._channel:
+            if isinstance(event, ContactLost) and self._busy and self.working is not None:
+                self.working.end_in(event.grace, "killed")  # sooner
+            self._queue.append(Answer(generation, event) if isinstance(event, RankAssignment) else event)
         self._channel.clear()
         self._go_on()
 
     def _join(self, generation: int) -> None:
         self._watch = self._watch.joins(generation)
-        self.member.hear(session_events.Seek(1, ""))
+        self.member.handle(session_events.Seek(1, ""))
 
-    def _tell(self, report: Report) -> None:
-        self.member.hear(session_events.SendReport(report))
+    def _send_report(self, report: Report) -> None:
+        self.member.handle(session_events.SendReport(report))
 
-    def _tell_gone(self, report: Stopped | Succeeded) -> None:
+    def _report_end(self, report: Stopped | Succeeded) -> None:
         self._watch = self._watch.gone()
-        self._tell(report)
+        self._send_report(report)
 
-    def _tell_left(self, why: str, number: int | None, *, lost: bool = False) -> None:
+    def _report_leave(self, why: str, number: int | None, *, lost: bool = False) -> None:
         if not self.cluster.leaves(self, why):
-            self._tell(Leave(self.name, why, number, lost))
+            self._send_report(Leave(self.name, why, number, lost))
 
     def _guard(self, group: Group) -> None:
         self._guarded, self._looks_at = group, math.inf
@@ -335,7 +335,7 @@ class Node:
     def _watch_over(self, group: Group) -> None:
         """Kill the workers when they outlive the contact."""
         due = self.member.session.kill_at()
-        if self._guarded is not group or not self._watch.running or group.gone or due is None:
+        if self._guarded is not group or not self._watch.running or group.ended or due is None:
             return
         self._judge()
         if not self._watch.due:
@@ -348,7 +348,7 @@ class Node:
             self._watch = self._watch.after_message(now)  # its signs of life come all the time
         self._watch = self._watch.judge(now, self.member.session.kill_at())
         if self._watch.paused is not paused:
-            self.member.hear(session_events.SuspendHeartbeats(self._watch.paused))
+            self.member.handle(session_events.SuspendHeartbeats(self._watch.paused))
         if self._watch.due and self._guarded is not None:
             self._guarded.kill()
 
@@ -374,8 +374,8 @@ class Node:
         heartbeat = self.cluster.rules.heartbeat
         if heartbeat and seconds > DEAF * heartbeat:
             silent = "contact with the job is lost: the sidecar of this node does not answer"
-            word = ContactLost(silent, GRACE * heartbeat)
-            self.timeline.after(DEAF * heartbeat, self.agent, lambda: self._send(word))
+            loss = ContactLost(silent, GRACE * heartbeat)
+            self.timeline.after(DEAF * heartbeat, self.agent, lambda: self._send(loss))
 
     def rendezvous_dies(self) -> None:
         """The sidecar was killed: the agent ends its part, quickly."""
@@ -384,14 +384,14 @@ class Node:
         self._send(ContactLost(why, GRACE * heartbeat))
         self._send(Stopping(why))
 
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether no process of the node is left."""
         agent_lives = self.agent.alive and self.outcome is None
-        return not (agent_lives or self.rendezvous.alive) and all(group.gone for group in self.groups)
+        return not (agent_lives or self.rendezvous.alive) and all(group.ended for group in self.groups)
 
     def processes(self, *, of_workers: bool = True) -> list[Process]:
         """All that is there of this node."""
-        groups = self.groups if of_workers else [group for group in self.groups if not group.gone]
+        groups = self.groups if of_workers else [group for group in self.groups if not group.ended]
         spawners = [group.spawner for group in groups]
         return [self.agent, self.rendezvous, *spawners, *(group.process for group in groups if of_workers)]
 
@@ -404,7 +404,7 @@ class Node:
         self.timeline.after(2 * END, self.rendezvous, self._bear_witness)
 
     def _bear_witness(self) -> None:
-        self._tell_left("its agent died", None, lost=True)
+        self._report_leave("its agent died", None, lost=True)
         self.close(1.0)
 
     def close(self, linger: float) -> None:
@@ -413,6 +413,6 @@ class Node:
             return
         self.closes = True
         if not self.member.is_over and self.outcome is not None and self.outcome.kind == "lost":
-            self._tell_left("its agent ended without leaving the job", None, lost=True)
-        self.member.hear(session_events.CloseSession())
-        self.cluster.part(self, linger)
+            self._report_leave("its agent ended without leaving the job", None, lost=True)
+        self.member.handle(session_events.CloseSession())
+        self.cluster.end_sidecar(self, linger)

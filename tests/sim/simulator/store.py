@@ -174,7 +174,7 @@ class Store:
     changes: int = 0
     """Number of times that the lease was taken or ended."""
     document: Any = None
-    elects: bool = False
+    has_election: bool = False
     """True if the holder of the lease coordinates; else an inbox is entries and their counter."""
     adversary: Adversary | None = None
     """Adversary that reads every written value, if there is one."""
@@ -220,7 +220,7 @@ class Store:
         if (
             connection.term is not None
             and kind in ("write", "delete", "discard", "purge")
-            and not self._is_held(connection.term)
+            and not self._has_lease(connection.term)
         ):
             answer(LOST)
             return
@@ -318,10 +318,10 @@ class Store:
         if self.lease is not None and self.lease.term == term:
             self.lease = Lease(self.lease.holder, term, self.network.timeline.now + seconds)
             self._watch_lease(self.lease)
-        return self._is_held(term)
+        return self._has_lease(term)
 
     def _release(self, _: Connection, term: int) -> None:
-        if self._is_held(term):
+        if self._has_lease(term):
             self.delete_leader()
 
     def suffer(self, fault: PauseStore | SetBack | DeleteLeader) -> None:
@@ -340,7 +340,7 @@ class Store:
         """The key that says who coordinates goes."""
         self._let(None)
 
-    def usurp(self, seconds: float) -> None:
+    def steal_lease(self, seconds: float) -> None:
         """Somebody takes the office who does not coordinate."""
         self._appoint("nobody", seconds)
 
@@ -362,7 +362,7 @@ class Store:
         return DESTROYED if not there and ANNOUNCEMENT in self.values else self.document if there else None
 
     def _save(self, _: Connection, term: int, document: Any) -> Any:
-        if not self._is_held(term):
+        if not self._has_lease(term):
             return False
         if self.scribbled:
             self.scribbled = False
@@ -373,7 +373,7 @@ class Store:
         self.on_save(document)
         return True
 
-    def _is_held(self, term: int) -> bool:
+    def _has_lease(self, term: int) -> bool:
         return self.lease is not None and self.lease.term == term
 
     def _watch_lease(self, lease: Lease) -> None:

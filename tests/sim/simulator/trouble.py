@@ -22,7 +22,7 @@ def bring_about(fault: Fault, cluster: SimulatedCluster) -> None:
     """Let it happen now."""
     store = cluster.store
     if isinstance(fault, (faults.PauseStore, faults.SetBack, faults.DeleteLeader)):
-        if store is not None and store.elects:
+        if store is not None and store.has_election:
             store.suffer(fault)
         return
     if isinstance(fault, faults.Tamper):

@@ -49,7 +49,7 @@ class Trust(Watcher):
     def started(self, group: Group) -> None:
         """Workers run from now on."""
         nonce, name = group.node.member.nonce, group.node.name
-        others = [each for other, groups in self._groups.items() if other != nonce for each in groups if not each.gone]
+        others = [each for other, groups in self._groups.items() if other != nonce for each in groups if not each.ended]
         again = any(each.node is group.node for each in others)
         self._demand(not again, f"{name} works in two beginnings of its job")
         if nonce not in self._groups:
@@ -63,11 +63,11 @@ class Trust(Watcher):
         what = f"workers of {group.node.name} run though their job began anew {limit:g} s ago"
 
         def check() -> None:
-            if not group.gone and group.process.thaws_at + limit > timeline.now:
+            if not group.ended and group.process.thaws_at + limit > timeline.now:
                 timeline.at(group.process.thaws_at + limit, None, check)
             else:
                 # Who was told that its job has ended stops its workers as gently as its user asked for.
-                self._demand(group.gone or group.node.policy.final is not None, what)
+                self._demand(group.ended or group.node.policy.final is not None, what)
 
         timeline.after(limit, None, check)
 

@@ -1,5 +1,5 @@
 """
-Rules of a node's connections: one at a time, with one operation at a time on each of two lanes.
+Rules of a node's connections: one at a time, with one operation at a time on each of two threads.
 
 No operation is requested of a missing connection. An operation that follows from an answer is
 requested at once.
@@ -16,7 +16,7 @@ from tests.sim.checks.demand import Demand
 
 
 @define(eq=False, repr=False)
-class Lanes:
+class Connections:
     """The connections of one node, of which the last one counts."""
 
     demand: Demand
@@ -25,8 +25,8 @@ class Lanes:
     ended: bool = False
     """True if the connection was given up, and no other follows."""
     follow: dict[ConnectionThread, Any] = Factory(dict)
-    """Operation that each lane must request next, and at once."""
-    _asked: dict[ConnectionThread, Ask] = Factory(dict)
+    """Operation that each thread must request next, and at once."""
+    _requested: dict[ConnectionThread, Ask] = Factory(dict)
     _operations: int = 0
 
     def begins(self, number: int) -> None:
@@ -38,7 +38,7 @@ class Lanes:
     def breaks(self) -> None:
         """It is none any more."""
         self.there = False
-        self._asked.clear()
+        self._requested.clear()
         self.follow.clear()
 
     def ends(self, number: int) -> None:
@@ -47,24 +47,27 @@ class Lanes:
         self.breaks()
         self.ended = True
 
-    def asks(self, ask: Ask) -> Any:
+    def requests(self, request: Ask) -> Any:
         """An operation is asked for; the one that had to be, if one had."""
-        here = ask.connection == self.number and self.there
-        self.demand(here, f"{ask.operation} is asked of connection {ask.connection}, which is lost")
-        self.demand(self.is_free(ask.thread), f"{ask.operation} is asked of a lane that is busy")
-        self.demand(ask.number == self._operations + 1, f"{ask.operation} has number {ask.number} again")
-        self._operations, self._asked[ask.thread] = ask.number, ask
-        wanted = self.follow.pop(ask.thread, None)
-        self.demand(wanted in (None, ask.operation), f"{ask.operation} is asked in the place of {wanted}")
+        here = request.connection == self.number and self.there
+        self.demand(here, f"{request.operation} is asked of connection {request.connection}, which is lost")
+        self.demand(self.is_free(request.thread), f"{request.operation} is asked of a thread that is busy")
+        self.demand(request.number == self._operations + 1, f"{request.operation} has number {request.number} again")
+        self._operations, self._requested[request.thread] = request.number, request
+        wanted = self.follow.pop(request.thread, None)
+        self.demand(wanted in (None, request.operation), f"{request.operation} is asked in the place of {wanted}")
         return wanted
 
     def answered(self, number: int) -> Ask | None:
-        """Remove and return the request with that number, or None if no lane waits for the answer."""
-        return next((self._asked.pop(lane) for lane, ask in self._asked.items() if ask.number == number), None)
+        """Remove and return the request with that number, or None if no thread waits for the answer."""
+        return next(
+            (self._requested.pop(thread) for thread, request in self._requested.items() if request.number == number),
+            None,
+        )
 
-    def is_free(self, lane: ConnectionThread) -> bool:
-        """Return whether the lane can take a request."""
-        return lane not in self._asked
+    def is_free(self, thread: ConnectionThread) -> bool:
+        """Return whether the thread can take a request."""
+        return thread not in self._requested
 
     def rests(self) -> None:
         """Nothing more is asked in this step."""

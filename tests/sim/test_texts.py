@@ -54,7 +54,7 @@ def shape(value: Any) -> Any:
     """Return the decisions in *value*: all but the texts for people."""
     if attrs.has(type(value)):
         fields = {each.name: getattr(value, each.name) for each in attrs.fields(type(value))}
-        return type(value), {name: bool(its) if _is_said(name, its) else shape(its) for name, its in fields.items()}
+        return type(value), {name: bool(its) if _is_text(name, its) else shape(its) for name, its in fields.items()}
     if isinstance(value, (tuple, list)):
         return [shape(each) for each in value]
     if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def shape(value: Any) -> Any:
     return value
 
 
-def _is_said(name: str, value: Any) -> bool:
+def _is_text(name: str, value: Any) -> bool:
     return name in FOR_PEOPLE or (name in REASONS and isinstance(value, Mapping))
 
 

@@ -34,8 +34,8 @@ from tests.sim.checks.demand import Demand
 
 WAITED = " has waited "
 FOR_AGENTS = (RankAssignment, RoundEnd, StopAsked, StopProposed, StopAgreed, Final)
-_TOLD_AT = (5.0, 15.0, 30.0)
-_TOLD_EVERY = 60.0
+_REPORTED_AT = (5.0, 15.0, 30.0)
+_REPORTED_EVERY = 60.0
 """Seconds of waiting after which people are told of it."""
 
 
@@ -59,9 +59,9 @@ class Refusals:
 
     def says(self, text: str) -> None:
         """A line for people."""
-        said = text if text in self._due else text.partition(":")[0]
-        self.demand(said in (*self._due, *self._may), f"it says {text!r}, and refused nothing of that kind")
-        (self._due if said in self._due else self._may).remove(said)
+        line = text if text in self._due else text.partition(":")[0]
+        self.demand(line in (*self._due, *self._may), f"it says {text!r}, and refused nothing of that kind")
+        (self._due if line in self._due else self._may).remove(line)
 
     def rests(self) -> None:
         """Nothing more is said in this step."""
@@ -84,7 +84,7 @@ class Waiting:
     demand: Demand
     since: float | None = None
     _reported: int = 0
-    _told_at: float | None = None
+    _reported_at: float | None = None
 
     def begins(self, now: float) -> None:
         """A seat is asked for."""
@@ -98,28 +98,30 @@ class Waiting:
         """People are told, and why: what the coordinator says of it, or how long the search may take yet."""
         waited = self.since is not None and now >= self._due_at()
         self.demand(waited and text.endswith(why), f"it says {text!r} too early, or not {why!r}")
-        self._reported, self._told_at = self._reported + 1, now
+        self._reported, self._reported_at = self._reported + 1, now
 
     def rests(self, now: float) -> None:
         """Nothing more is told in this step."""
-        late = self.since is not None and now >= self._due_at() and now != self._told_at
+        late = self.since is not None and now >= self._due_at() and now != self._reported_at
         self.demand(not late, f"nobody is told that it has waited since {self.since}")
 
     def _due_at(self) -> float:
-        more = self._reported - len(_TOLD_AT)
-        return (self.since or 0.0) + (_TOLD_AT[self._reported] if more < 0 else _TOLD_AT[-1] + _TOLD_EVERY * (more + 1))
+        more = self._reported - len(_REPORTED_AT)
+        return (self.since or 0.0) + (
+            _REPORTED_AT[self._reported] if more < 0 else _REPORTED_AT[-1] + _REPORTED_EVERY * (more + 1)
+        )
 
 
-def is_told(
-    notice: CoordinatorNotice | None, words: Sequence[MembershipEvent], after: Session, fenced: bool, demand: Demand
+def check_received(
+    notice: CoordinatorNotice | None, received: Sequence[MembershipEvent], after: Session, fenced: bool, demand: Demand
 ) -> None:
     """The agent gets the *notice* that was read, or hears that ranks came too late, and nothing else."""
-    losses = [word for word in words if isinstance(word, ContactLost)]
+    losses = [event for event in received if isinstance(event, ContactLost)]
     late = isinstance(notice, RankAssignment) and fenced
     if late or isinstance(notice, GivenUp):
-        demand(bool(losses), f"{notice} is read, and the agent is told {words}")
+        demand(bool(losses), f"{notice} is read, and the agent is told {received}")
     due = [notice] if isinstance(notice, FOR_AGENTS) and not late else []
-    found = [word for word in words if not isinstance(word, (ContactLost, StoreGone))]
+    found = [event for event in received if not isinstance(event, (ContactLost, StoreGone))]
     demand(found == due, f"the agent is told {found}, and should be told {due}")
-    assignments = [word for word in after.unread if isinstance(word, RankAssignment)]
+    assignments = [event for event in after.unread if isinstance(event, RankAssignment)]
     demand(not losses or not assignments, f"contact is lost, and the agent gets {assignments}")
