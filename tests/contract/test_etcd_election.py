@@ -30,12 +30,12 @@ class Node:
     """A candidate, and what it was told."""
 
     def __init__(self, job: ElectionContract, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.elected: queue.Queue[StateLog] = queue.Queue()
+        self.won: queue.Queue[StateLog] = queue.Queue()
         self.lost: queue.Queue[str] = queue.Queue()
         self.silent = threading.Event()
         self.backend = job.backend
         connect = self.connect
-        self.candidate = Candidate(connect, job.backend._root, name, TTL, self.elected.put, self.lost.put, clock)
+        self.candidate = Candidate(connect, job.backend._root, name, TTL, self.won.put, self.lost.put, clock)
         self.candidate.start()
         job.nodes.append(self)
 
@@ -50,7 +50,7 @@ class Node:
         return keys
 
     def win(self) -> StateLog:
-        return self.elected.get(timeout=LONG)
+        return self.won.get(timeout=LONG)
 
 
 class ElectionContract:
@@ -74,7 +74,7 @@ class ElectionContract:
         winner = next(iter(_first(nodes)))
         others = [node for node in nodes if node is not winner]
 
-        assert all(node.elected.empty() for node in others)
+        assert all(node.won.empty() for node in others)
         assert "it resigned" == _after_close(winner)
         assert len(list(_first(others))) == 1
 
@@ -108,7 +108,7 @@ class ElectionContract:
         second = Node(self, "b")
 
         with pytest.raises(queue.Empty):
-            second.elected.get(timeout=1.5 * TTL)
+            second.won.get(timeout=1.5 * TTL)
         state_log.save(b"{}")
 
     def test_a_vanished_key_ends_the_term_of_its_holder(self) -> None:
@@ -320,7 +320,7 @@ def _first(nodes: list[Node]) -> Iterator[Node]:
     wake = threading.Event()
     while time.monotonic() < deadline:
         for node in nodes:
-            if not node.elected.empty():
+            if not node.won.empty():
                 yield node
                 return
         wake.wait(0.005)
@@ -371,10 +371,10 @@ def test_leader_continues_by_another_server_when_its_own_dies(etcd: EtcdServer) 
     """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
     first, second = Door(etcd.get_port()), Door(etcd.get_port())
     job = NodeJob(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=f"{first.place},{second.place}")
-    elected: queue.Queue[StateLog] = queue.Queue()
-    candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
+    won: queue.Queue[StateLog] = queue.Queue()
+    candidate = EtcdBackend(job).candidate("n", won.put, lambda why: None, TTL)
     candidate.start()
-    state_log = elected.get(timeout=LONG)
+    state_log = won.get(timeout=LONG)
     state_log.load()
     state_log.save(b"1")
     state_log.exchange().write({"key": b"1"})

@@ -135,8 +135,8 @@ class TestEtcd(ExchangeContract):
         path = f"/hold/{uuid.uuid4().hex}"
         hold = keys.seize(path, "a", 1.0)
         assert hold is not None
-        (held,), version = keys.read([path])
-        assert held is not None
+        (value,), version = keys.read([path])
+        assert value is not None
 
         keys.changed(path, version, LONG)
 

@@ -73,11 +73,11 @@ def backend(request: pytest.FixtureRequest) -> RendezvousBackend:
 
 class TestExchange(ExchangeContract):
     @pytest.fixture(autouse=True)
-    def held_by(self, backend: RendezvousBackend) -> None:
-        self.held = backend
+    def set_backend(self, backend: RendezvousBackend) -> None:
+        self.state_backend = backend
 
     def connect(self) -> Exchange:
-        return StateBackend(self.held, HEARTBEAT).dial(1.0)
+        return StateBackend(self.state_backend, HEARTBEAT).dial(1.0)
 
     def test_a_closed_connection_is_a_clear_error(self, exchange: Exchange) -> None:
         exchange.close()

@@ -174,8 +174,8 @@ def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name:
 
     real = getattr(_rdzv_options.read(backend, LaunchConfig(rdzv_backend=backend).rdzv_configs), IN_OPTIONS[name])
 
-    said = other if backend in exceptional.split(", ") else most
-    assert said == (real if isinstance(real, str) else f"{real:g}")
+    documented = other if backend in exceptional.split(", ") else most
+    assert documented == (real if isinstance(real, str) else f"{real:g}")
 
 
 def test_defaults_described_in_prose_match_the_code() -> None:
@@ -203,10 +203,10 @@ def test_defaults_described_in_prose_match_the_code() -> None:
         f"(default port {DEFAULT_PORT}; for etcd: its server, default port {etcd.DEFAULT_PORT})"
         in ROWS["--rdzv-endpoint"].help
     )
-    words = configuration.docstrings(LaunchConfig)
-    assert f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}" in words["shutdown_timeout"]
-    assert f"None gives {_exiting.DEFAULT_EXIT_TIMEOUT:g} s" in words["exit_timeout"]
-    assert f"else {LaunchConfig().rdzv_configs['timeout']}" in words["rdzv_timeout"]
+    docstrings = configuration.docstrings(LaunchConfig)
+    assert f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}" in docstrings["shutdown_timeout"]
+    assert f"None gives {_exiting.DEFAULT_EXIT_TIMEOUT:g} s" in docstrings["exit_timeout"]
+    assert f"else {LaunchConfig().rdzv_configs['timeout']}" in docstrings["rdzv_timeout"]
 
 
 def test_port_of_a_static_job_is_the_documented_one() -> None:
@@ -215,8 +215,8 @@ def test_port_of_a_static_job_is_the_documented_one() -> None:
     assert f"host:{ROWS['--master-port'].unset.partition(';')[0]}" == config.rdzv_endpoint
 
 
-def config_of(*words: str) -> LaunchConfig:
-    return request_of(Parser({}).parse_args([*words, "train.py"]), {}).config
+def config_of(*arguments: str) -> LaunchConfig:
+    return request_of(Parser({}).parse_args([*arguments, "train.py"]), {}).config
 
 
 SAMPLES = {

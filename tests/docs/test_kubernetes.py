@@ -141,7 +141,7 @@ def test_command_of_a_manifest_trains_in_two_pods(kind: str, source: str, tmp_pa
         every = [each for name in ("job", "jobset", "trainjob") for each in printed("--kind", name, *OPTIONS)]
     container, port = containers(every)[kind], free_port()
     # Names of pods resolve in a cluster only.
-    command = [re.sub(r"^train-[\w.-]+:\d+$", f"127.0.0.1:{port}", word) for word in container["command"]]
+    command = [re.sub(r"^train-[\w.-]+:\d+$", f"127.0.0.1:{port}", argument) for argument in container["command"]]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     pods = [
@@ -156,11 +156,11 @@ def test_command_of_a_manifest_trains_in_two_pods(kind: str, source: str, tmp_pa
         for pod in range(PODS)
     ]
     try:
-        said = [pod.communicate(timeout=LIMIT)[0] for pod in pods]
+        outputs = [pod.communicate(timeout=LIMIT)[0] for pod in pods]
     finally:
         for pod in pods:
             pod.kill()
 
-    assert [0, 0] == [pod.returncode for pod in pods], "\n".join(said)
-    for number, text in enumerate(said):
+    assert [0, 0] == [pod.returncode for pod in pods], "\n".join(outputs)
+    for number, text in enumerate(outputs):
         assert re.search(rf"node {number} trained with \d+ ranks", text), text

@@ -26,8 +26,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
 @pytest.mark.sampled(0.2)
 def test_a_sharded_model_is_the_same_on_all_ranks_and_learns(undisturbed: list[Seen]) -> None:
     assert [2, 2] == [seen["world"] for seen in undisturbed]
-    rows_held = [seen["shards"] for seen in undisturbed]
-    assert [[4, 4, 1, 1], [3, 3, 0, 0]] == rows_held
+    shard_rows = [seen["shards"] for seen in undisturbed]
+    assert [[4, 4, 1, 1], [3, 3, 0, 0]] == shard_rows
     assert undisturbed[0]["weights"] == undisturbed[1]["weights"]
     assert undisturbed[0]["losses"] == sorted(undisturbed[0]["losses"], reverse=True)
 

@@ -58,5 +58,5 @@ def test_an_error_that_torchs_record_wrote_is_in_the_summary(runs: dict[str, tup
 
 
 def without(seen: Seen, names: dict[str, str]) -> Seen:
-    told = {name: value for name, value in seen["environment"].items() if name not in names}
-    return {**seen, "environment": told}
+    environment = {name: value for name, value in seen["environment"].items() if name not in names}
+    return {**seen, "environment": environment}

@@ -113,11 +113,11 @@ def test_trainer_continues_from_its_checkpoint_after_a_worker_dies(
 
     restarted = start(trainer.job, tmp_path, trainer.dies_at, restarts=1, preload=trainer.preload)
 
-    goes_on(trainer, trained, restarted)
+    check_resumed(trainer, trained, restarted)
     assert trained[0]["losses"][trainer.from_step :] == restarted[0]["losses"]
 
 
-def goes_on(trainer: Trainer, trained: list[Seen], restarted: list[Seen]) -> None:
+def check_resumed(trainer: Trainer, trained: list[Seen], restarted: list[Seen]) -> None:
     expected = [{**trainer.sees(rank), "attempt": 1, **trainer.resumed} for rank in (0, 1)]
     assert expected == [only(expected[0], seen) for seen in restarted]
     assert trained[0]["weights"] == restarted[0]["weights"] == restarted[1]["weights"]
@@ -139,4 +139,4 @@ def test_accelerates_own_command_runs_on_elasticlib(undisturbed: tuple[Trainer, 
 
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "rank 1 on node" in done.stderr, "elasticlib says so when a worker has died"
-    goes_on(*undisturbed, reports(tmp_path))
+    check_resumed(*undisturbed, reports(tmp_path))

@@ -118,7 +118,7 @@ def test_repeated_kills_leak_no_memory(work: Any) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_caller_that_uses_cuda_launches_workers_that_use_it(method: str) -> None:
     """The caller's context lives on beside those of the workers, over two launches."""
-    told = in_a_new_program(
+    printed = in_a_new_program(
         "import torch\nfrom tests.gpu import work\n"
         "mine = torch.ones(3, device='cuda')\n"
         f"config = LaunchConfig(nproc_per_node=2, max_restarts=0, start_method={method!r})\n"
@@ -126,22 +126,22 @@ def test_a_caller_that_uses_cuda_launches_workers_that_use_it(method: str) -> No
         "print(json.dumps([results, float(mine.sum())]))"
     )
 
-    assert [[{"0": 3.0, "1": 3.0}] * 2, 3.0] == told
+    assert [[{"0": 3.0, "1": 3.0}] * 2, 3.0] == printed
 
 
 def test_result_on_the_device_is_returned() -> None:
-    told = in_a_new_program(
+    printed = in_a_new_program(
         "from tests.gpu import work\n"
         "value = elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=0), work.tensor)('cuda')[0]\n"
         "print(json.dumps([value.device.type, value.tolist()]))"
     )
 
-    assert ["cuda", [0, 1, 2]] == told
+    assert ["cuda", [0, 1, 2]] == printed
 
 
 COUNTS = (
     "def visible():\n    import torch\n    return torch.cuda.device_count()\n"
-    "results = elastic_launch(LaunchConfig(nproc_per_node={word!r}, max_restarts=0), visible)()\n"
+    "results = elastic_launch(LaunchConfig(nproc_per_node={nproc!r}, max_restarts=0), visible)()\n"
     "import sys\n"
     "opened = [os.readlink(f'/proc/self/fd/{{n}}') for n in os.listdir('/proc/self/fd') "
     "if os.path.lexists(f'/proc/self/fd/{{n}}')]\n"
@@ -149,10 +149,10 @@ COUNTS = (
 )
 
 
-@pytest.mark.parametrize("word", ["gpu", "auto"])
-def test_devices_are_counted_without_touching_one_in_the_caller(word: str) -> None:
+@pytest.mark.parametrize("nproc", ["gpu", "auto"])
+def test_devices_are_counted_without_touching_one_in_the_caller(nproc: str) -> None:
     """One worker per device; the caller has neither opened a device nor loaded torch."""
-    workers, devices, opened, loaded = in_a_new_program(COUNTS.format(word=word))
+    workers, devices, opened, loaded = in_a_new_program(COUNTS.format(nproc=nproc))
 
     assert workers == devices > 0
     assert ([], False) == (opened, loaded)

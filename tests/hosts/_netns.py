@@ -147,7 +147,7 @@ def machines(count: int, dns: Dns = Dns.NONE) -> Iterator[tuple[Host, ...]]:
         known = "".join(f"{address} {name}\n" for address, name in zip(addresses, names, strict=True))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
         (folder / "resolver").write_text(f"nameserver {_RESOLVER}\n")
-        switch, *holders = [stack.enter_context(_held(name, folder, dns)) for name in ("switch", *names)]
+        switch, *holders = [stack.enter_context(_running_holder(name, folder, dns)) for name in ("switch", *names)]
         for holder in (switch, *holders):
             _await(holder)
         ports = [f"v{number}" for number in range(1, count + 1)]
@@ -165,7 +165,7 @@ def machines(count: int, dns: Dns = Dns.NONE) -> Iterator[tuple[Host, ...]]:
 
 
 @contextmanager
-def _held(name: str, folder: Path, dns: Dns) -> Iterator[subprocess.Popen[bytes]]:
+def _running_holder(name: str, folder: Path, dns: Dns) -> Iterator[subprocess.Popen[bytes]]:
     silent = "silent" if dns is Dns.SILENT else ""
     program = [sys.executable, "-I", "-S", "-c", _HOLDER, name, str(folder / "hosts"), str(folder / "resolver"), silent]
     holder = subprocess.Popen(

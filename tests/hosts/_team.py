@@ -214,13 +214,13 @@ def team(
 def dynamic(backend: str, host: Host, nodes: str, run_id: str = "job", **conf: Any) -> list[str]:
     """Options of a job of *nodes* (``MIN:MAX``) that meets at *host* (c10d), or on the etcd there."""
     port = STORE_PORT if backend == "c10d" else ETCD_PORT
-    said = ",".join(f"{name}={value}" for name, value in conf.items())
+    settings = ",".join(f"{name}={value}" for name, value in conf.items())
     return [
         f"--nnodes={nodes}",
         f"--rdzv-backend={backend}",
         f"--rdzv-endpoint={host.address}:{port}",
         f"--rdzv-id={run_id}",
-        *([f"--rdzv-conf={said}"] if said else []),
+        *([f"--rdzv-conf={settings}"] if settings else []),
     ]
 
 

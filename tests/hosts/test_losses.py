@@ -61,11 +61,11 @@ def test_all_workers_restart_together_when_one_is_killed(hosts: Hosts, backend: 
         began = time.monotonic()
         os.kill(before[1].pid, signal.SIGKILL)
         after = job.at_work(3, limit=30, after=before[0].round)
-        told = [line for line in job.lines() if line.what == "told"]
-        print(f"{backend}: peers told after {max(line.at for line in told) - began:.3f} s")
+        stopped = [line for line in job.lines() if line.what == "told"]
+        print(f"{backend}: peers told after {max(line.at for line in stopped) - began:.3f} s")
         job.finish()
 
-        assert {before[0].pid, before[2].pid} == {line.pid for line in told}
+        assert {before[0].pid, before[2].pid} == {line.pid for line in stopped}
         assert {1} == {line.restarts for line in after.values()}
         assert [0, 0, 0] == job.codes()
         assert ([], []) == (job.faults(), job.left())
@@ -81,12 +81,12 @@ def test_node_with_a_cut_link_stops_before_others_start_and_returns(hosts: Hosts
         apart = job.at_work(2, limit=30, after=before[0].round)
         print(f"{backend}: formed anew after {max(line.at for line in apart.values()) - began:.3f} s")
         lost = next(line for line in before.values() if line.host == "m3")
-        gone = not tree.command(lost.pid)
+        ended = not tree.command(lost.pid)
         hosts[2].heal()
         again = job.at_work(3, limit=30, after=apart[0].round)
         job.finish()
 
-        assert gone
+        assert ended
         assert {"m1", "m2", "m3"} == {line.host for line in again.values()}
         assert {0} == {line.restarts for line in again.values()}
         assert [0, 0, 0] == job.codes(*agents)

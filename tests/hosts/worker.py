@@ -45,8 +45,8 @@ def note(what: str, **more: object) -> None:
 def at_work_in(path: Path) -> int:
     """The pid of a process that holds a lock in *path*, 0 if there is none; one that is stopped does not work."""
     with open(path, "rb") as file:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, query))
     if kind == fcntl.F_UNLCK:
         return 0
     with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def at_work_in(path: Path) -> int:
     return 0
 
 
-def told(signum: int, frame: FrameType | None) -> None:
+def stop(signum: int, frame: FrameType | None) -> None:
     """Say that the end was ordered, and end by the same signal."""
     note("told")
     if "stubborn" not in sys.argv:
@@ -65,7 +65,7 @@ def told(signum: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Work until told otherwise."""
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, stop)
     own = FOLDER / f"round-{ROUND}"
     with open(own, "a+b") as file:
         fcntl.lockf(file, fcntl.LOCK_SH)

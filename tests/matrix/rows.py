@@ -48,9 +48,9 @@ class Row:
     def packages(self) -> list[str]:
         """Return the packages that pip installs."""
         extras = ["pytest", *(["dev"] if self.torch else [])]
-        asked = settings()["options"]["install_requires"].split()
-        asked += [each for extra in extras for each in settings()["options.extras_require"][extra].split()]
-        kept = {each for each in asked if each not in ("torch", "mypy", "ruff")} | {"hypothesis", "pytest>=8.2"}
+        requirements = settings()["options"]["install_requires"].split()
+        requirements += [each for extra in extras for each in settings()["options.extras_require"][extra].split()]
+        kept = {each for each in requirements if each not in ("torch", "mypy", "ruff")} | {"hypothesis", "pytest>=8.2"}
         return sorted(kept | {f"torch=={self.torch}", "numpy"} if self.torch else kept | set(WITHOUT_TORCH))
 
 
@@ -69,7 +69,7 @@ class Outcome:
     """Result of a row."""
 
     row: Row
-    words: str
+    verdict: str
     """``good``, or what was wrong."""
     imports: str = ""
     passed: int = 0
@@ -80,7 +80,7 @@ class Outcome:
     @property
     def is_bad(self) -> bool:
         """Return whether elasticlib failed there; a missing interpreter is not a failure."""
-        return self.words not in ("good", "not here")
+        return self.verdict not in ("good", "not here")
 
 
 def run(row: Row, cache: Path, say: Callable[[str], object]) -> Outcome:
@@ -118,12 +118,12 @@ def _environment(row: Row, base: Path, cache: Path, say: Callable[[str], object]
     """The Python of the row's environment, with all packages; made anew when another list of packages is asked for."""
     folder = cache / row.name
     python, done = folder / "bin" / "python", folder / "packages.txt"
-    asked = "\n".join(row.packages)
-    if not done.exists() or asked != done.read_text():
+    requested = "\n".join(row.packages)
+    if not done.exists() or requested != done.read_text():
         say(f"{row.name}: installing {' '.join(row.packages)}")
         subprocess.run([base, "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *row.packages], check=True)
-        done.write_text(asked)
+        done.write_text(requested)
     return python
 
 
@@ -136,8 +136,8 @@ def judge(row: Row, imports: str, status: int, report: Path, log: Path, seconds:
         sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
     )
     bad = failed + errors
-    words = "imports fail" if status else f"tests fail: {log}" if bad or not total else "good"
-    return Outcome(row, words, imports, total - bad - skipped, bad, skipped, seconds)
+    verdict = "imports fail" if status else f"tests fail: {log}" if bad or not total else "good"
+    return Outcome(row, verdict, imports, total - bad - skipped, bad, skipped, seconds)
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -147,5 +147,5 @@ def table(outcomes: list[Outcome]) -> str:
     for each in outcomes:
         figures = f"{each.passed} | {each.failed} | {each.skipped} | {each.seconds:.0f}" if each.imports else " | | | "
         torch = each.row.torch or "-"
-        lines.append(f"| {each.row.python} | {torch} | {each.imports} | {figures} | {each.words} |")
+        lines.append(f"| {each.row.python} | {torch} | {each.imports} | {figures} | {each.verdict} |")
     return "\n".join(lines)

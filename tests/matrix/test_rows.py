@@ -47,7 +47,7 @@ def test_a_python_that_is_not_here_is_a_row_and_no_failure(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "counts", "bad", "words"),
+    ("status", "counts", "bad", "verdict"),
     [
         (0, 'tests="9" failures="0" errors="0" skipped="2"', False, "| 7 | 0 | 2 | 3 | good |"),
         (0, 'tests="9" failures="1" errors="1" skipped="0"', True, "| 7 | 2 | 0 | 3 | tests fail: "),
@@ -56,7 +56,7 @@ def test_a_python_that_is_not_here_is_a_row_and_no_failure(tmp_path: Path) -> No
     ],
 )
 def test_a_row_is_good_when_all_is_imported_and_no_test_fails(
-    tmp_path: Path, status: int, counts: str, bad: bool, words: str
+    tmp_path: Path, status: int, counts: str, bad: bool, verdict: str
 ) -> None:
     report = tmp_path / "report.xml"
     report.write_text(f"<testsuites><testsuite {counts}/></testsuites>")
@@ -64,14 +64,14 @@ def test_a_row_is_good_when_all_is_imported_and_no_test_fails(
     outcome = judge(Row("3.12", "2.15.0"), "200 modules", status, report, tmp_path / "log", 3.0)
 
     assert bad == outcome.is_bad
-    assert f"| 3.12 | 2.15.0 | 200 modules {words}" in table([outcome])
+    assert f"| 3.12 | 2.15.0 | 200 modules {verdict}" in table([outcome])
 
 
 def test_a_row_whose_tests_did_not_even_begin_is_bad(tmp_path: Path) -> None:
     outcome = judge(Row("3.12"), "200 modules", 0, tmp_path / "none.xml", tmp_path / "log", 3.0)
 
     assert outcome.is_bad
-    assert str(tmp_path / "log") in outcome.words
+    assert str(tmp_path / "log") in outcome.verdict
 
 
 @pytest.fixture

@@ -139,9 +139,9 @@ def test_each_unusual_end_is_reported_as_such(
     result = run(code, "-rfEp", work="PATCHED = 'not'\n")
 
     text = result.stdout.str()
-    told = dict(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+) - (?:\S+\._rank_options\.)?(.*)$", text, re.MULTILINE))
-    assert FAILED.keys() == told.keys(), text
-    assert [] == [(name, told[name]) for name, line in FAILED.items() if not told[name].startswith(line)]
+    reported = dict(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+) - (?:\S+\._rank_options\.)?(.*)$", text, re.MULTILINE))
+    assert FAILED.keys() == reported.keys(), text
+    assert [] == [(name, reported[name]) for name, line in FAILED.items() if not reported[name].startswith(line)]
     result.assert_outcomes(failed=6, errors=1, passed=10, warnings=1)
     result.stdout.fnmatch_lines(["DirtyWorkerWarning: *test_fails_and_leaves_something: * LEFT = '1'*"])
 

@@ -29,9 +29,9 @@ def sleep(rank):
     time.sleep(1000)  # sleep
 
 def lock(rank):
-    held = threading.Lock()
-    held.acquire()
-    held.acquire()  # lock
+    mutex = threading.Lock()
+    mutex.acquire()
+    mutex.acquire()  # lock
 
 def mismatch(rank):
     if rank == 0:
@@ -58,11 +58,11 @@ def process(rank):
     subprocess.run(["sleep", "1000"])  # process
 
 def deadlock(rank):
-    first, second, both_hold = threading.Lock(), threading.Lock(), threading.Barrier(2)
+    first, second, both_locked = threading.Lock(), threading.Lock(), threading.Barrier(2)
 
     def take(one, other):
         with one:
-            both_hold.wait()
+            both_locked.wait()
             with other:
                 pass  # deadlock, in the line before
 
@@ -123,23 +123,25 @@ def pytest_collection_modifyitems(items):
     result.assert_outcomes(failed=len(KINDS), passed=len(KINDS))
     lines = [line.partition("  # ")[2] for line in code.splitlines()]
     parts = re.split(r"^_+ test_hangs\[(\w+)\] _+$", result.stdout.str(), flags=re.MULTILINE)
-    told = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert told.keys() == KINDS.keys()
+    reports = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert reports.keys() == KINDS.keys()
     for kind, places in KINDS.items():
-        assert "The ranks have not ended within 1 s" in told[kind]
+        assert "The ranks have not ended within 1 s" in reports[kind]
         for ranks, comment in places.items():
             # pytester's file begins with the first line that is not empty.
             number = lines.index(comment) + (0 if comment.startswith("deadlock") else 1) - 1
-            block = told[kind].partition(f"\n{ranks}: ")[2]
-            assert f"test_it.py:{number} in " in block, f"{kind}: {told[kind]}"
-    assert "in the collective all_reduce" in told["mismatch"] and "in the collective broadcast" in told["mismatch"]
-    assert "rank 1 ended" in told["missing"]
-    assert "rank 1: (the process is stopped, by a signal or a debugger)" in told["stopped"]
+            block = reports[kind].partition(f"\n{ranks}: ")[2]
+            assert f"test_it.py:{number} in " in block, f"{kind}: {reports[kind]}"
+    assert (
+        "in the collective all_reduce" in reports["mismatch"] and "in the collective broadcast" in reports["mismatch"]
+    )
+    assert "rank 1 ended" in reports["missing"]
+    assert "rank 1: (the process is stopped, by a signal or a debugger)" in reports["stopped"]
     default = "the default process group"
     sums, sent = "all_reduce of float32 [1] on rank 0", "broadcast of float32 [1] on rank 1"
-    assert f"\nCollective 1 of {default} differs: {sums}, {sent}.\n" in told["mismatch"]
-    assert f"\nIn {default} rank 0 waits in collective 1, barrier.\n" in told["missing"]
-    assert not any(f"of {default}" in told[kind] or f"In {default}" in told[kind] for kind in ("sleep", "store"))
+    assert f"\nCollective 1 of {default} differs: {sums}, {sent}.\n" in reports["mismatch"]
+    assert f"\nIn {default} rank 0 waits in collective 1, barrier.\n" in reports["missing"]
+    assert not any(f"of {default}" in reports[kind] or f"In {default}" in reports[kind] for kind in ("sleep", "store"))
 
 
 def test_report_names_the_collective_that_a_rank_has_not_joined(run: Run) -> None:

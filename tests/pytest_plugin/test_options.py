@@ -60,7 +60,7 @@ import pytest, torch.distributed as dist
 import work
 
 @pytest.fixture(scope="session", autouse=True)
-def told():
+def write_pids():
     yield
     with open(f"workers-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}", "w") as file:
         file.write(" ".join(map(str, sorted(seen))))
@@ -127,7 +127,7 @@ def never():
 COVERED = "work.py *25 *1 *4 *0 *97% *31"
 
 
-def _gone(pytester: pytest.Pytester) -> int:
+def _count_ended(pytester: pytest.Pytester) -> int:
     """Return the number of reported rank processes, and check that all of them have ended."""
     pids = [int(pid) for file in pytester.path.glob("workers-*") for pid in file.read_text().split()]
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
@@ -153,7 +153,7 @@ def test_xdist_has_the_same_reports_and_coverage_is_whole(run: Run, pytester: py
             "FAILED *test_fails_after_work - rank 1, line *: AssertionError: *",
         ]
     )
-    assert _gone(pytester) in (2, 4)
+    assert _count_ended(pytester) in (2, 4)
 
 
 def test_coverage_run_measures_the_ranks(run: Run, pytester: pytest.Pytester) -> None:
@@ -211,14 +211,14 @@ LATE = """
 import os, time
 import pytest, torch.distributed as dist
 
-def tell(rank):
+def write_pid(rank):
     with open(f"workers-{rank}", "w") as file:
         file.write(str(os.getpid()))
 
 @pytest.mark.timeout(1)
 @pytest.mark.elastic
 def test_late(rank):
-    tell(rank)
+    write_pid(rank)
     if rank == 0:
         dist.barrier()
     time.sleep(1000)

@@ -21,7 +21,7 @@ class Thing:
     def prop(self): return "real prop"
 
 TABLE = {"a": 1, "b": 2}
-gone = 5
+removed = 5
 instance = Thing()
 def call(): return "real"
 def use(): return call()
@@ -67,7 +67,7 @@ def patched(monkeypatch):
     monkeypatch.setitem(module.TABLE, "a", 10)
     monkeypatch.delitem(module.TABLE, "b")
     monkeypatch.setitem(Thing.table, "z", 3)
-    monkeypatch.delattr(module, "gone")
+    monkeypatch.delattr(module, "removed")
     monkeypatch.delattr("module.Thing.size")
     monkeypatch.setenv("A_VARIABLE", "1")
     monkeypatch.delenv("SET_BY_MODULE")
@@ -78,7 +78,7 @@ def check():
     assert (Thing.make(), Thing.static()) == ("Thing", "fake static")
     assert package.inner.value == 9 and os.getlogin() == "me" and dist.made_up == 3
     assert module.TABLE == {"a": 10} and Thing.table == {"a": 1, "z": 3}
-    assert not hasattr(module, "gone") and not hasattr(Thing, "size")
+    assert not hasattr(module, "removed") and not hasattr(Thing, "size")
     assert os.environ["A_VARIABLE"] == "1" and "SET_BY_MODULE" not in os.environ
 
 def clean():
@@ -87,7 +87,7 @@ def clean():
     assert (Thing.make(), Thing.static()) == ("real make", "real static")
     assert package.inner.value == 1 and not hasattr(dist, "made_up")
     assert module.TABLE == {"a": 1, "b": 2} and Thing.table == {"a": 1}
-    assert module.gone == 5 and Thing.size == 1
+    assert module.removed == 5 and Thing.size == 1
     assert "A_VARIABLE" not in os.environ and os.environ["SET_BY_MODULE"] == "x"
 
 @on_ranks
@@ -135,8 +135,8 @@ def test_mock(elastic):
         assert elastic(lambda: (module.use(), Thing.size)).rank(1) == ("mocked", 3)
     with mock.patch.dict(module.TABLE, {"c": 3}, clear=True), mock.patch.dict(os.environ, {"MOCKED": "1"}):
         assert elastic(lambda: (module.TABLE, os.environ["MOCKED"])).rank(1) == ({"c": 3}, "1")
-    with mock.patch.multiple(module, gone=6, call=lambda: "one of several"):
-        assert elastic(lambda: (module.gone, module.use())).rank(1) == (6, "one of several")
+    with mock.patch.multiple(module, removed=6, call=lambda: "one of several"):
+        assert elastic(lambda: (module.removed, module.use())).rank(1) == (6, "one of several")
     with mock.patch("module.call", return_value="canned") as call:
         assert elastic(lambda: (module.use(), module.call.call_count)).rank(1) == ("canned", 1)
     assert call.call_count == 0  # those of the ranks are other ones
@@ -144,13 +144,13 @@ def test_mock(elastic):
 
 @pytest.fixture
 def mocked():
-    patch = mock.patch("module.gone", new=7)
+    patch = mock.patch("module.removed", new=7)
     patch.start()
     yield
     patch.stop()
 
 @on_ranks
-def test_mock_of_a_fixture(mocked): assert module.gone == 7
+def test_mock_of_a_fixture(mocked): assert module.removed == 7
 
 @on_ranks
 @mock.patch("module.call", return_value="in the body")

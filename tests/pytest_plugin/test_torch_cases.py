@@ -174,7 +174,7 @@ import torch.distributed.launcher as launcher
 import torch.multiprocessing as mp
 import of_the_suite
 
-def tell(rank, queue):
+def report(rank, queue):
     assert gc.isenabled() and gc.get_freeze_count()
     queue.put((rank, os.getppid(), os.environ["SET_UP"], torch.get_num_threads()))
 
@@ -197,11 +197,11 @@ def test_spawn(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     queue = mp.get_context("spawn").SimpleQueue()
 
-    assert mp.spawn(tell, (queue,), nprocs=2) is None
+    assert mp.spawn(report, (queue,), nprocs=2) is None
 
-    told = sorted(queue.get() for _ in range(2))
-    parent = told[0][1]
-    assert told == [(rank, parent, "by the test", 1) for rank in range(2)]
+    received = sorted(queue.get() for _ in range(2))
+    parent = received[0][1]
+    assert received == [(rank, parent, "by the test", 1) for rank in range(2)]
     assert parent != os.getpid()
     assert multiprocessing.get_start_method() != "spawn"
 

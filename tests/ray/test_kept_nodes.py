@@ -93,9 +93,9 @@ def answer(client: subprocess.Popen[str], line: str) -> str:
     assert client.stdout is not None
     client.stdin.write(f"{line}\n")
     client.stdin.flush()
-    while not (said := client.stdout.readline()).startswith("= "):
-        assert said, client.communicate(timeout=LIMIT)
-    return said[2:].strip()
+    while not (reply := client.stdout.readline()).startswith("= "):
+        assert reply, client.communicate(timeout=LIMIT)
+    return reply[2:].strip()
 
 
 def agents(client: subprocess.Popen[str]) -> dict[int, int]:

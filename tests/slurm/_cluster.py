@@ -86,8 +86,8 @@ class Cluster:
         return {**os.environ, **own}
 
     def submit(self, script: Path, *options: str) -> Job:
-        """Run *script* by sbatch in its folder; what its tasks say goes to the file ``said``."""
-        out = script.with_name("said")
+        """Run *script* by sbatch in its folder; what its tasks say goes to the file ``output``."""
+        out = script.with_name("output")
         places = (f"--chdir={script.parent}", f"--output={out}")
         number = self.run("sbatch", "--parsable", *places, *options, str(script))
         return Job(self, number.strip(), out)
@@ -111,14 +111,16 @@ class Job:
     _out: Path
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Output of the job's tasks so far."""
         return self._out.read_text(errors="replace") if self._out.exists() else ""
 
-    def says(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
+    def wait_for_output(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
         """Return once its tasks have written *text* so often."""
-        wait_until(lambda: self.said.count(text) >= times or self.is_over(), limit, lambda: f"{text!r} in: {self.said}")
-        assert self.said.count(text) >= times, f"{self.facts()['JobState']}: {self.said}"
+        wait_until(
+            lambda: self.output.count(text) >= times or self.is_over(), limit, lambda: f"{text!r} in: {self.output}"
+        )
+        assert self.output.count(text) >= times, f"{self.facts()['JobState']}: {self.output}"
 
     def cancel(self, *options: str) -> None:
         """Call scancel for it."""
@@ -139,8 +141,8 @@ class Job:
 
     def facts(self) -> dict[str, str]:
         """Return the fields that ``scontrol show job`` prints."""
-        words = self.cluster.run("scontrol", "show", "job", "-o", self.number).split()
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        pairs = self.cluster.run("scontrol", "show", "job", "-o", self.number).split()
+        return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
     def is_over(self) -> bool:
         """Return whether Slurm reports that no process of the job is left."""
@@ -148,7 +150,7 @@ class Job:
 
     def ends(self, limit: float = LIMIT) -> str:
         """Its last state, once it has one."""
-        wait_until(self.is_over, limit, lambda: self.said)
+        wait_until(self.is_over, limit, lambda: self.output)
         return self.facts()["JobState"]
 
 

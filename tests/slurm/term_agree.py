@@ -19,9 +19,9 @@ dist.barrier()
 os.write(1, f"rank {rank} trains\n".encode())
 for _ in range(600):
     time.sleep(0.2)  # a step
-    asked = torch.tensor([len(noted)])
-    dist.all_reduce(asked)
-    if asked.item():
+    requested = torch.tensor([len(noted)])
+    dist.all_reduce(requested)
+    if requested.item():
         time.sleep(2.0)  # saves
         os.write(1, f"rank {rank} saved\n".encode())
         sys.exit(0)

@@ -43,7 +43,7 @@ def started(slurm: Cluster, folder: Path, options: str, *of_batch: str) -> Job:
     script = folder / "job.sh"
     script.write_text(f"{HEADER}{SRUN} {options}\necho status $?\n")
     job = slurm.submit(script, *of_batch)
-    job.says("trains on")
+    job.wait_for_output("trains on")
     return job
 
 
@@ -54,7 +54,7 @@ def started_with_files(slurm: Cluster, folder: Path, nnodes: str, nodes: int) ->
     script = folder / "job.sh"
     script.write_text(f"{HEADER}srun --no-kill --wait=0 --kill-on-bad-exit=0 {command}\n")
     job = slurm.submit(script, f"--nodes={nodes}", "--no-requeue")
-    wait_until(lambda: "trains on" in said_by(folder, 0), what=lambda: job.said)
+    wait_until(lambda: "trains on" in output_of(folder, 0), what=lambda: job.output)
     return job
 
 
@@ -63,7 +63,7 @@ def test_a_lost_node_costs_neither_budget_nor_allocation(losing: Cluster, tmp_pa
 
     losing.workers[2].lose()
     began = time.monotonic()
-    job.says("trains on 3 0")
+    job.wait_for_output("trains on 3 0")
     print(f"trained again {time.monotonic() - began:.1f} s after the loss")
 
     assert "RUNNING" == job.facts()["JobState"]
@@ -75,9 +75,9 @@ def test_survivors_end_soon_after_the_loss_of_the_head(losing: Cluster, tmp_path
     losing.workers[0].lose()
     began = time.monotonic()
     # The first one that gives up may end the others, by giving the allocation back.
-    wait_until(lambda: any(has_given_up(tmp_path, node) for node in (1, 2, 3)), what=lambda: said_by(tmp_path, 1))
+    wait_until(lambda: any(has_given_up(tmp_path, node) for node in (1, 2, 3)), what=lambda: output_of(tmp_path, 1))
     print(f"ended {time.monotonic() - began:.1f} s after the loss")
-    wait_until(lambda: job.facts()["JobState"] != "RUNNING", what=lambda: said_by(tmp_path, 1))
+    wait_until(lambda: job.facts()["JobState"] != "RUNNING", what=lambda: output_of(tmp_path, 1))
     print(f"allocation given back {time.monotonic() - began:.1f} s after the loss")
 
 
@@ -85,19 +85,19 @@ def test_second_node_of_two_frees_the_allocation_when_the_head_is_lost(losing: C
     job = started_with_files(losing, tmp_path, "1:2", 2)
 
     losing.workers[0].lose()
-    wait_until(lambda: job.facts()["JobState"] == "CANCELLED", 100, what=lambda: said_by(tmp_path, 1))
+    wait_until(lambda: job.facts()["JobState"] == "CANCELLED", 100, what=lambda: output_of(tmp_path, 1))
 
-    assert "m1, which has the job's script, cannot be reached" in said_by(tmp_path, 1)
+    assert "m1, which has the job's script, cannot be reached" in output_of(tmp_path, 1)
     # Slurm names the state before it ends the processes.
-    wait_until(lambda: not list(job.processes()), 60, what=lambda: said_by(tmp_path, 1))
+    wait_until(lambda: not list(job.processes()), 60, what=lambda: output_of(tmp_path, 1))
 
 
 def has_given_up(folder: Path, node: int) -> bool:
     """Return whether the node has written that it cannot reach the head."""
-    return "contact with the job was lost; gave up" in said_by(folder, node)
+    return "contact with the job was lost; gave up" in output_of(folder, node)
 
 
-def said_by(folder: Path, node: int) -> str:
+def output_of(folder: Path, node: int) -> str:
     """Return the output of a node that writes to a file of its own."""
     file = folder / f"node.{node}"
     return file.read_text() if file.exists() else ""
@@ -107,7 +107,7 @@ def test_a_job_ends_at_once_without_enough_nodes(losing: Cluster, tmp_path: Path
     job = started(losing, tmp_path, "--rdzv-conf heartbeat_timeout=3 train.py", "--nodes=3")
 
     losing.workers[2].lose()
-    job.says("2 of at least 3 nodes are left", times=2)
+    job.wait_for_output("2 of at least 3 nodes are left", times=2)
 
 
 def test_an_element_of_an_array_frees_its_nodes_while_another_one_trains(slurm: Cluster, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_element_of_an_array_frees_its_nodes_while_another_one_trains(slurm: 
     again.mkdir()
     short = started(slurm, again, "train.py 1", "--array=1", "--nodes=2", "--nodelist=m1,m2")
 
-    short.says("status 0")
+    short.wait_for_output("status 0")
     began = time.monotonic()
     assert "COMPLETED" == short.ends()
     print(f"nodes freed {time.monotonic() - began:.1f} s after the end of the step")

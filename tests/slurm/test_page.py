@@ -32,9 +32,9 @@ def test_script_of_the_page_trains_on_four_nodes(slurm: Cluster, tmp_path: Path)
 
     job = slurm.submit(script)
 
-    assert "COMPLETED" == job.ends(), job.said
+    assert "COMPLETED" == job.ends(), job.output
     for node in range(4):
-        assert re.search(rf"node {node} of {node} trained with (\d+) of \1 ranks", job.said), job.said
+        assert re.search(rf"node {node} of {node} trained with (\d+) of \1 ranks", job.output), job.output
 
 
 def test_file_of_the_page_prints_the_results_of_four_nodes(slurm: Cluster, tmp_path: Path) -> None:

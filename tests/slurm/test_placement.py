@@ -44,16 +44,16 @@ def train(tmp_path: Path) -> str:
     return str(script)
 
 
-def trained(said: str) -> list[tuple[str, ...]]:
+def trained(output: str) -> list[tuple[str, ...]]:
     """[(node rank, task, ranks of the job, its id)], in order."""
-    return sorted(re.findall(r"^trained (\S+) (\S+) (\S+) (\S+)", said, re.MULTILINE))
+    return sorted(re.findall(r"^trained (\S+) (\S+) (\S+) (\S+)", output, re.MULTILINE))
 
 
-def of_one_job(said: str, nodes: int) -> str:
+def of_one_job(output: str, nodes: int) -> str:
     """Return the id of the job that all *nodes* trained in, in the order of their tasks."""
-    found = trained(said)
+    found = trained(output)
     [run_id] = {row[3] for row in found}
-    assert [(str(node), str(node), str(nodes), run_id) for node in range(nodes)] == found, said
+    assert [(str(node), str(node), str(nodes), run_id) for node in range(nodes)] == found, output
     return run_id
 
 
@@ -66,35 +66,38 @@ def on_terminal(slurm: Cluster, *command: str) -> str:
 
 
 def test_a_step_of_four_nodes_needs_no_option(slurm: Cluster, train: str) -> None:
-    said = slurm.run("srun", "-N4", *ONE_EACH, train)
+    output = slurm.run("srun", "-N4", *ONE_EACH, train)
 
-    run_id = of_one_job(said, 4)
+    run_id = of_one_job(output, 4)
     assert re.fullmatch(r"\d+\.0\.0", run_id)
-    assert 1 == said.count(f"4 nodes, endpoint m1:{20000 + int(run_id.split('.')[0]) * 61 % 12000}, id {run_id}"), said
+    port = 20000 + int(run_id.split(".")[0]) * 61 % 12000
+    assert 1 == output.count(f"4 nodes, endpoint m1:{port}, id {run_id}"), output
 
 
 def test_a_function_runs_on_all_nodes_of_a_step(slurm: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(FUNCTION)
 
-    said = slurm.run("srun", "-N3", "--ntasks-per-node=1", "python", str(script), "all")
+    output = slurm.run("srun", "-N3", "--ntasks-per-node=1", "python", str(script), "all")
 
-    of_one_job(said, 3)
+    of_one_job(output, 3)
 
 
 def test_a_function_with_one_node_stays_on_it(slurm: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(FUNCTION)
 
-    said = slurm.run("srun", "-N2", "--ntasks-per-node=1", "python", str(script), "1")
+    output = slurm.run("srun", "-N2", "--ntasks-per-node=1", "python", str(script), "1")
 
-    assert [("0", "0", "1"), ("0", "1", "1")] == [row[:3] for row in trained(said)], said
+    assert [("0", "0", "1"), ("0", "1", "1")] == [row[:3] for row in trained(output)], output
 
 
 def test_a_heterogeneous_step_is_one_job(slurm: Cluster, train: str) -> None:
-    said = slurm.run("srun", "-N1", "-n1", "elasticrun", train, ":", "-N2", "--ntasks-per-node=1", "elasticrun", train)
+    output = slurm.run(
+        "srun", "-N1", "-n1", "elasticrun", train, ":", "-N2", "--ntasks-per-node=1", "elasticrun", train
+    )
 
-    of_one_job(said, 3)
+    of_one_job(output, 3)
 
 
 def test_elements_of_an_array_share_nodes_and_no_job(slurm: Cluster, train: str, tmp_path: Path) -> None:
@@ -102,11 +105,11 @@ def test_elements_of_an_array_share_nodes_and_no_job(slurm: Cluster, train: str,
     script.write_text(f"#!/bin/bash\nsrun elasticrun {train}\n")
 
     job = slurm.submit(script, "--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append")
-    job.says("trained", times=4)
+    job.wait_for_output("trained", times=4)
 
-    rows = trained(job.said)
-    assert 2 == len({row[3] for row in rows}), job.said
-    assert {"2"} == {row[2] for row in rows}, job.said
+    rows = trained(job.output)
+    assert 2 == len({row[3] for row in rows}), job.output
+    assert {"2"} == {row[2] for row in rows}, job.output
     job.ends()
 
 
@@ -115,50 +118,50 @@ def test_a_requeued_job_has_another_id(slurm: Cluster, train: str, tmp_path: Pat
     again = '[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; sleep 60; }'
     script.write_text(f"#!/bin/bash\nsrun elasticrun {train}\n{again}\n")
     job = slurm.submit(script, "--requeue", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append")
-    job.says("trained", times=2)
-    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
+    job.wait_for_output("trained", times=2)
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.output)
     job.start_again()
 
-    job.says("trained", times=4)
+    job.wait_for_output("trained", times=4)
 
-    assert {f"{job.number}.0.0", f"{job.number}.0.1"} == {row[3] for row in trained(job.said)}
+    assert {f"{job.number}.0.0", f"{job.number}.0.1"} == {row[3] for row in trained(job.output)}
     job.ends()
 
 
 def test_two_tasks_on_a_node_are_refused(slurm: Cluster, train: str) -> None:
-    said = slurm.run("srun", "-N2", "--ntasks-per-node=2", "elasticrun", train, check=False)
+    output = slurm.run("srun", "-N2", "--ntasks-per-node=2", "elasticrun", train, check=False)
 
-    assert 4 == said.count("4 tasks on 2 nodes"), said
-    assert [] == trained(said)
+    assert 4 == output.count("4 tasks on 2 nodes"), output
+    assert [] == trained(output)
 
 
 def test_engine_none_starts_a_job_on_each_node(slurm: Cluster, train: str) -> None:
-    said = slurm.run("srun", "-N2", *ONE_EACH, "--engine", "none", train)
+    output = slurm.run("srun", "-N2", *ONE_EACH, "--engine", "none", train)
 
-    assert ["1", "1"] == [row[2] for row in trained(said)], said
-    assert "separate jobs" not in said
+    assert ["1", "1"] == [row[2] for row in trained(output)], output
+    assert "separate jobs" not in output
 
 
 def test_a_terminal_of_several_nodes_trains_on_one(slurm: Cluster, train: str) -> None:
-    said = on_terminal(slurm, "srun", "-N2", "--pty", "bash", "-c", f"'elasticrun {train}'")
+    output = on_terminal(slurm, "srun", "-N2", "--pty", "bash", "-c", f"'elasticrun {train}'")
 
-    assert {"1"} == {row[2] for row in trained(said)}, said
-    assert 1 == said.count("2 separate jobs"), said
+    assert {"1"} == {row[2] for row in trained(output)}, output
+    assert 1 == output.count("2 separate jobs"), output
 
 
 def test_the_shell_of_an_allocation_trains_on_its_node(slurm: Cluster, train: str) -> None:
-    said = slurm.run("salloc", "-N2", "env", "SLURM_PROCID=-", "elasticrun", train)
+    output = slurm.run("salloc", "-N2", "env", "SLURM_PROCID=-", "elasticrun", train)
 
-    assert [("0", "-", "1")] == [row[:3] for row in trained(said)], said
+    assert [("0", "-", "1")] == [row[:3] for row in trained(output)], output
 
 
 def test_a_worker_of_a_step_starts_a_job_of_its_own(slurm: Cluster, train: str, tmp_path: Path) -> None:
     outer = tmp_path / "outer.py"
     outer.write_text(f"import subprocess\nsubprocess.run(['elasticrun', {train!r}], check=True)\n")
 
-    said = slurm.run("srun", "-N2", *ONE_EACH, str(outer))
+    output = slurm.run("srun", "-N2", *ONE_EACH, str(outer))
 
-    assert ["1", "1"] == [row[2] for row in trained(said)], said
+    assert ["1", "1"] == [row[2] for row in trained(output)], output
 
 
 def test_tests_on_ranks_stay_on_their_node(slurm: Cluster, tmp_path: Path) -> None:
@@ -170,9 +173,9 @@ def test_tests_on_ranks_stay_on_their_node(slurm: Cluster, tmp_path: Path) -> No
         "    assert os.environ['WORLD_SIZE'] == '2'\n"
     )
 
-    said = slurm.run("srun", "-N2", "--ntasks-per-node=1", "python", "-m", "pytest", "-q", str(tests))
+    output = slurm.run("srun", "-N2", "--ntasks-per-node=1", "python", "-m", "pytest", "-q", str(tests))
 
-    assert 2 == said.count("1 passed"), said
+    assert 2 == output.count("1 passed"), output
 
 
 @pytest.mark.parametrize("alone", [0, 1])
@@ -186,18 +189,18 @@ def test_a_node_alone_names_the_missing_ones(slurm: Cluster, train: str, tmp_pat
 
     # By name: the nodes of the test before may still be busy with its end.
     nodes = ("--nodelist=m1,m2,m3", "-N3", "--ntasks-per-node=1")
-    said = slurm.run("srun", *nodes, "--wait=0", "python", str(driver), check=False)
+    output = slurm.run("srun", *nodes, "--wait=0", "python", str(driver), check=False)
 
-    assert [] == trained(said)
+    assert [] == trained(output)
     missing_nodes = "m2, m3" if alone == 0 else "m1"
-    assert re.search(rf"has waited (5|15) s .*{missing_nodes}.*--engine none", said), said
+    assert re.search(rf"has waited (5|15) s .*{missing_nodes}.*--engine none", output), output
 
 
 def test_names_that_do_not_resolve_need_no_option(train: str) -> None:
     if why := missing():
         pytest.skip(why)
     with cluster(2, prefix="unknown") as slurm:
-        said = slurm.run("srun", "-N2", *ONE_EACH, train)
+        output = slurm.run("srun", "-N2", *ONE_EACH, train)
 
-        of_one_job(said, 2)
-        assert "endpoint unknown1" not in said, said
+        of_one_job(output, 2)
+        assert "endpoint unknown1" not in output, output

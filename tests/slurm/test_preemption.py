@@ -28,7 +28,7 @@ for step in range(1_000_000):
 def start(slurm: Cluster, folder: Path, header: str = "") -> Job:
     """Return a job of two nodes that trains."""
     started = slurm.start(folder, TRAIN, "srun --kill-on-bad-exit=0 elasticrun train.py", header=header)
-    started.says("trains", times=2)
+    started.wait_for_output("trains", times=2)
     return started
 
 
@@ -37,9 +37,9 @@ def job(slurm: Cluster, tmp_path: Path) -> Job:
     return start(slurm, tmp_path)
 
 
-def steps_of_saves(said: str) -> set[str]:
-    found = dict(re.findall(r"^saved (\d) (\d+)", said, re.MULTILINE))
-    assert {"0", "1"} == found.keys(), said
+def steps_of_saves(output: str) -> set[str]:
+    found = dict(re.findall(r"^saved (\d) (\d+)", output, re.MULTILINE))
+    assert {"0", "1"} == found.keys(), output
     return set(found.values())
 
 
@@ -47,16 +47,16 @@ def test_a_notice_of_the_scheduler_is_a_preemption(job: Job) -> None:
     job.cancel("--signal=TERM")
     job.ends()
 
-    assert 1 == len(steps_of_saves(job.said))
-    assert "status 75" in job.said
+    assert 1 == len(steps_of_saves(job.output))
+    assert "status 75" in job.output
 
 
 def test_job_cancelled_by_its_owner_does_not_count_as_preempted(job: Job) -> None:
     job.cancel()
 
     assert "CANCELLED" == job.ends()
-    assert 1 == len(steps_of_saves(job.said))
-    assert "exit code 75" not in job.said and "Exited with exit code 1" in job.said, job.said
+    assert 1 == len(steps_of_saves(job.output))
+    assert "exit code 75" not in job.output and "Exited with exit code 1" in job.output, job.output
 
 
 @pytest.mark.parametrize("name", ["USR1", "USR2"])
@@ -65,13 +65,13 @@ def test_a_signal_before_the_end_is_a_preemption(job: Job, name: str) -> None:
     job.cancel(f"--signal={name}")
     job.ends()
 
-    assert 1 == len(steps_of_saves(job.said))
-    assert "status 75" in job.said
+    assert 1 == len(steps_of_saves(job.output))
+    assert "status 75" in job.output
 
 
 def test_the_end_of_the_time_is_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
     job = start(slurm, tmp_path, "#SBATCH --time=1\n")
     job.ends(limit=120.0)
 
-    assert 1 == len(steps_of_saves(job.said))
-    assert "status 75" in job.said and "the job's time ends at" in job.said
+    assert 1 == len(steps_of_saves(job.output))
+    assert "status 75" in job.output and "the job's time ends at" in job.output

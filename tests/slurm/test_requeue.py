@@ -44,20 +44,20 @@ def start(slurm: Cluster, folder: Path, *options: str, command: str = "elasticru
 
 def test_preempted_job_returns_to_its_step_as_often_as_allowed(slurm: Cluster, tmp_path: Path) -> None:
     job = start(slurm, tmp_path)
-    job.says("trains", times=2)
+    job.wait_for_output("trains", times=2)
 
     job.cancel("--signal=TERM")
     wait_until(lambda: job.facts()["JobState"] == "PENDING")
     wait_until(lambda: set(slurm.run("sinfo", "--noheader", "--format=%T").split()) == {"idle"})
     job.start_again()
-    job.says("start 1")
-    job.says("trains", times=4)
+    job.wait_for_output("start 1")
+    job.wait_for_output("trains", times=4)
     job.cancel("--signal=USR1")
     job.ends()
 
-    (again,) = set(re.findall(r"from ([1-9]\d*)", job.said))
+    (again,) = set(re.findall(r"from ([1-9]\d*)", job.output))
     assert int(again) > 3
-    assert "start 2" not in job.said and "status 75" in job.said
+    assert "start 2" not in job.output and "status 75" in job.output
     assert 1 == int(job.facts()["Restarts"])
 
 
@@ -65,25 +65,25 @@ def test_job_is_requeued_although_its_ranks_never_check_for_notices(slurm: Clust
     """The scheduler ended it, whether or not a checkpoint of the last step exists."""
     command = "elasticrun --max-restarts 0 --shutdown-timeout 3 --requeue 1 train.py"
     job = start(slurm, tmp_path, "--export=ALL,NEVER_ASKS=1", command=command)
-    job.says("trains", times=2)
+    job.wait_for_output("trains", times=2)
 
     job.cancel("--signal=TERM")
-    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.output)
     job.cancel()
 
     # Slurm ends the launcher at the requeue, often before it has written so.
-    assert 1 == int(job.facts()["Restarts"]), job.said
+    assert 1 == int(job.facts()["Restarts"]), job.output
 
 
 def test_only_the_preempted_task_of_an_array_is_requeued(slurm: Cluster, tmp_path: Path) -> None:
     """The last task has the number of the whole array, by which Slurm's commands change all tasks."""
     array = start(slurm, tmp_path, "--nodes=1", "--array=0-1")
-    array.says("trains", times=2)
+    array.wait_for_output("trains", times=2)
     first, last = (evolve(array, number=f"{array.number}_{task}") for task in (0, 1))
     assert last.facts()["JobId"] == array.number
 
     last.cancel("--signal=TERM")
-    wait_until(lambda: last.facts()["JobState"] == "PENDING", what=lambda: array.said)
+    wait_until(lambda: last.facts()["JobState"] == "PENDING", what=lambda: array.output)
     assert ("RUNNING", "0") == (first.facts()["JobState"], first.facts()["Restarts"])
     array.cancel()
 
@@ -92,20 +92,20 @@ def test_only_the_preempted_task_of_an_array_is_requeued(slurm: Cluster, tmp_pat
 
 def test_a_standalone_job_of_one_task_is_requeued(slurm: Cluster, tmp_path: Path) -> None:
     job = start(slurm, tmp_path, "--nodes=1", command="elasticrun --standalone --requeue 1 train.py")
-    job.says("trains")
+    job.wait_for_output("trains")
 
     job.cancel("--signal=TERM")
-    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.said)
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", what=lambda: job.output)
     job.cancel()
 
     # Slurm ends the launcher at the requeue, often before it has written so.
-    assert 1 == int(job.facts()["Restarts"]), job.said
+    assert 1 == int(job.facts()["Restarts"]), job.output
 
 
 @pytest.mark.parametrize("options", [[], ["--nodes=1"]])
 def test_cancelled_job_is_not_requeued(slurm: Cluster, tmp_path: Path, options: list[str]) -> None:
     job = start(slurm, tmp_path, *options, command=f"elasticrun {'--standalone ' * len(options)}--requeue 1 train.py")
-    job.says("trains", times=2 - len(options))
+    job.wait_for_output("trains", times=2 - len(options))
 
     job.cancel()
 
@@ -119,4 +119,4 @@ def test_job_whose_program_fails_is_not_requeued(slurm: Cluster, tmp_path: Path)
 
     assert "COMPLETED" == job.ends()
     assert 0 == int(job.facts()["Restarts"])
-    assert "status 93" in job.said, job.said
+    assert "status 93" in job.output, job.output

@@ -47,14 +47,14 @@ def test_step_continues_without_its_first_node(slurm: Cluster, server: str, tmp_
     (tmp_path / "train.py").write_text(TRAIN)
     (script := tmp_path / "job.sh").write_text(SCRIPT.format(address=server))
     job = slurm.submit(script, "--nodes=3", "--ntasks-per-node=1", "--no-kill", "--exclusive")
-    job.says(" of 3", times=3)
+    job.wait_for_output(" of 3", times=3)
 
     # The batch script has a task number, too, and no step.
     for pid in job.processes(SLURM_PROCID="0", SLURM_STEP_ID="0"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    job.says(" of 2", times=2)
+    job.wait_for_output(" of 2", times=2)
     (tmp_path / "go").touch()
-    job.says("done 0", times=2)
-    wait_until(job.is_over, what=lambda: job.said)
+    job.wait_for_output("done 0", times=2)
+    wait_until(job.is_over, what=lambda: job.output)

@@ -295,8 +295,8 @@ def test_call_in_an_allocation_is_a_step_of_it(clients: Clients) -> None:
     )
     job = clients.slurm.start(clients.folder, "", f"{sys.executable} {outer}")
 
-    assert "COMPLETED" == job.ends(), job.said
-    assert json.dumps(ALL) in job.said
+    assert "COMPLETED" == job.ends(), job.output
+    assert json.dumps(ALL) in job.output
     assert job.number == (clients.folder / "number").read_text()
     assert [] == clients.calls()
 
@@ -317,8 +317,8 @@ def test_interrupt_in_an_allocation_ends_the_step_alone(clients: Clients) -> Non
     clients.wait_for_workers()
     clients.go()
 
-    assert "COMPLETED" == job.ends(), job.said
-    assert "steps []" in job.said
+    assert "COMPLETED" == job.ends(), job.output
+    assert "steps []" in job.output
 
 
 def test_submitted_script_trains_on_its_nodes(clients: Clients) -> None:
@@ -334,5 +334,5 @@ def test_submitted_script_trains_on_its_nodes(clients: Clients) -> None:
     number = done.stdout.strip()
     job = Job(clients.slurm, number, clients.folder / f"slurm-{number}.out")
 
-    assert "COMPLETED" == job.ends(), job.said
-    assert ["rank 0 2", "rank 1 2"] == sorted(re.findall(r"rank \d \d", job.said)), job.said
+    assert "COMPLETED" == job.ends(), job.output
+    assert ["rank 0 2", "rank 1 2"] == sorted(re.findall(r"rank \d \d", job.output)), job.output

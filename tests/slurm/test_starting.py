@@ -31,8 +31,8 @@ def job(slurm: Cluster, tmp_path: Path) -> Job:
     node.chmod(0o755)
     command = "trap : TERM\nsrun --wait=0 --kill-on-bad-exit=0 ./node.sh"
     started = slurm.start(tmp_path, "print('trained', flush=True)", command)
-    started.says("node 1 starts")
-    started.says("has waited 5 s for job")
+    started.wait_for_output("node 1 starts")
+    started.wait_for_output("has waited 5 s for job")
     return started
 
 
@@ -41,8 +41,8 @@ def test_the_waiting_node_ends_at_once_and_nothing_is_left(job: Job, options: tu
     job.cancel(*options)
     job.ends()
 
-    assert "node 0 ends with" in job.said, job.said
-    assert "trained" not in job.said, job.said
+    assert "node 0 ends with" in job.output, job.output
+    assert "trained" not in job.output, job.output
     wait_until(lambda: not list(job.processes()), what=lambda: f"the end of {list(job.processes())}")
 
 
@@ -50,11 +50,11 @@ def test_a_notice_before_the_start_is_a_preemption(job: Job) -> None:
     job.cancel("--signal=TERM")
     job.ends()
 
-    assert "node 0 ends with 75" in job.said, job.said
+    assert "node 0 ends with 75" in job.output, job.output
 
 
 def test_cancelled_step_does_not_count_as_preemption(job: Job) -> None:
     job.cancel()
 
     assert "CANCELLED" == job.ends()
-    assert "node 0 ends with 1" in job.said, job.said
+    assert "node 0 ends with 1" in job.output, job.output

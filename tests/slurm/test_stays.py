@@ -36,13 +36,13 @@ print("trained\\n", end="", flush=True)
 @pytest.mark.parametrize("slow", [0, 1], ids=["host", "other"])
 def test_a_node_that_has_saved_stays_until_the_others_have(slurm: Cluster, tmp_path: Path, slow: int) -> None:
     job = slurm.start(tmp_path, SAVE, f"srun --kill-on-bad-exit=1 elasticrun --nproc-per-node 1 train.py {slow}")
-    job.says("trains", times=2)
+    job.wait_for_output("trains", times=2)
 
     job.cancel("--signal=TERM")
-    job.says("status")
+    job.wait_for_output("status")
 
-    assert 2 == job.said.count("saved"), job.said
-    assert "status 75" in job.said
+    assert 2 == job.output.count("saved"), job.output
+    assert "status 75" in job.output
     job.ends()
 
 
@@ -50,8 +50,8 @@ def test_a_node_that_is_refused_stays_until_the_job_ends(slurm: Cluster, tmp_pat
     node = "bash -c 'exec elasticrun --nproc-per-node 1 --wait-for min --nnodes 1:$((2 + SLURM_PROCID)) train.py'"
     job = slurm.start(tmp_path, TRAIN, f"srun --wait=1 {node}")
 
-    job.says("status")
+    job.wait_for_output("status")
 
-    assert "cannot join the job" in job.said and "stays until job" in job.said
-    assert "trained" in job.said, job.said
+    assert "cannot join the job" in job.output and "stays until job" in job.output
+    assert "trained" in job.output, job.output
     job.ends()

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 @record
 def main(folder, fails="0"):
     """Write what is seen; raise in the last rank where told to."""
-    told = {name: value for name, value in os.environ.items() if name.isupper()}
+    environment = {name: value for name, value in os.environ.items() if name.isupper()}
     dist.init_process_group("gloo")
     seen = {
         "rank": dist.get_rank(),
@@ -21,7 +21,7 @@ def main(folder, fails="0"):
         "local_rank": dist.get_node_local_rank(),
         "arguments": sys.argv[1:],
         "file_of_main": os.path.basename(sys.modules["__main__"].__file__),
-        "environment": told,
+        "environment": environment,
     }
     Path(folder, f"rank{seen['rank']}.json").write_text(json.dumps(seen))
     dist.barrier()
