@@ -671,9 +671,9 @@ def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
 def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted(junk: bytes) -> None:
     shell = Shell().greeted().joined()
 
-    told = shell.reads(junk)
+    actions = shell.reads(junk)
 
-    assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
+    assert [True] == ["a notice was refused" in line.text for line in actions if isinstance(line, Log)]
     assert () == shell.drain()
     assert (key(0),) == shell.deleted()  # it would be found again and again
     assert Take(key(0), SLICE) == shell.what(ConnectionThread.WATCH)
