@@ -56,7 +56,7 @@ def test_every_name_is_exported_once_and_in_order() -> None:
 def test_type_checkers_see_what_is_loaded_at_the_first_use(module: str) -> None:
     """Each name is imported as itself, which is how a typed package says that it offers it."""
     found = importlib.import_module(module)
-    told = {
+    imported = {
         (each.asname, f"{node.module}.{each.name}")
         for node in ast.walk(ast.parse(inspect.getsource(found)))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("elasticlib.")
@@ -64,9 +64,9 @@ def test_type_checkers_see_what_is_loaded_at_the_first_use(module: str) -> None:
     }
 
     offered = {name for name in found.__all__ if not name.startswith("_")}
-    assert {(name, path) for name, path in told if path.endswith(f".{name}")} == told
-    assert offered == {name for name, _ in told}
-    for name, path in told:
+    assert {(name, path) for name, path in imported if path.endswith(f".{name}")} == imported
+    assert offered == {name for name, _ in imported}
+    for name, path in imported:
         assert getattr(found, name) is getattr(importlib.import_module(path.rpartition(".")[0]), name)
 
 

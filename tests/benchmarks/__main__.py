@@ -23,7 +23,7 @@ from tests.benchmarks.life import LIFE
 from tests.benchmarks.logs import LOGS
 from tests.benchmarks.lost_node import LOST_NODE
 from tests.benchmarks.nodes_start import NODES_START
-from tests.benchmarks.peers_told import PEERS_TOLD
+from tests.benchmarks.peers_told import PEERS_STOPPED
 from tests.benchmarks.pools import POOLS
 from tests.benchmarks.raised import RAISED
 from tests.benchmarks.recoveries import RECOVERIES
@@ -35,19 +35,19 @@ from tests.benchmarks.terminals import TERMINALS
 from tests.docs import marked
 
 BENCHMARKS = (
-    *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
+    *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_STOPPED, RAISED),
     *(*NODES_START, SLURM_START, REPLACED_POD, *HANDLERS, *FIRST_STEPS, TRAININGS, POOLS, TERMINALS),
 )
 
 
 def in_turns(
-    benchmark: Benchmark, pair: tuple[Launcher, Launcher], turns: list[Turn], say: Callable[[str], object]
+    benchmark: Benchmark, pair: tuple[Launcher, Launcher], turns: list[Turn], show: Callable[[str], object]
 ) -> tuple[Line, ...]:
     """Run *benchmark* for both launchers, one after the other, *turns* times. Raises `BenchmarkError`."""
     results: tuple[list[object], list[object]] = ([], [])
     for turn in turns:
         for launcher, found in zip(pair, results, strict=True):
-            say(f"{benchmark.name}, turn {turn.number + 1} of {len(turns)}: {launcher.name}")
+            show(f"{benchmark.name}, turn {turn.number + 1} of {len(turns)}: {launcher.name}")
             found.append(benchmark.run(launcher, turn))
     return tuple(compare(figure, *results) for figure in benchmark.figures)
 

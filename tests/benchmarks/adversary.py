@@ -37,9 +37,9 @@ def main() -> int:
             print(f"{runs} histories with seed {options.seed}: a rule was broken\n{short.breaks()}")
             return 1
         ends.update(outcome.kind for outcome in cluster.outcomes.values())
-    told = ", ".join(f"{count} {kind}" for kind, count in ends.most_common())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in ends.most_common())
     print(f"{runs} histories in {time.monotonic() - began:.0f} s with seed {options.seed}: no rule was broken")
-    print(f"how agents ended: {told}")
+    print(f"how agents ended: {kinds}")
     return 0
 
 

@@ -88,7 +88,7 @@ def perform(sleep: Sleep, up: float) -> tuple[str, str]:
 def _judge(code: int, restarts: int, text: str) -> str:
     if code or restarts:
         return f"the job ended with {code} after {restarts} restarts"
-    return next((f"something was replaced: {words!r}" for words in REPLACED if words in text), "")
+    return next((f"something was replaced: {phrase!r}" for phrase in REPLACED if phrase in text), "")
 
 
 def _await_up(job: Job) -> None:

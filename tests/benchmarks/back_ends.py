@@ -60,11 +60,11 @@ def measure(backend: str, nodes: int, heartbeat: float = HEARTBEAT) -> BackEnd:
         stack.callback(timer.cancel)
         timer.start()
 
-        connected, first = team.tell("connect"), team.tell("form")
+        connected, first = team.run("connect"), team.run("form")
         before = host.loopback_bytes()
         time.sleep(IDLE)  # what is measured
         idle = (host.loopback_bytes() - before) / IDLE
-        return BackEnd(host.connections(port) if port else 0, idle, connected, first, team.tell("again 1"))
+        return BackEnd(host.connections(port) if port else 0, idle, connected, first, team.run("again 1"))
 
 
 def _endpoint(backend: str, host: Host, stack: ExitStack) -> tuple[str, int]:

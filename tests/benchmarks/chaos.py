@@ -123,8 +123,8 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _named(pids: Sequence[int], words: str) -> list[int]:
-    return [pid for pid in pids if words in tree.command(pid)]
+def _named(pids: Sequence[int], text: str) -> list[int]:
+    return [pid for pid in pids if text in tree.command(pid)]
 
 
 def find(part: str, launchers: Sequence[int], workers: dict[int, int]) -> int | None:
@@ -175,12 +175,12 @@ def _detached(folder: Path) -> set[int]:
 
 def _command(act: Act, endpoint: str) -> list[list[str]]:
     """The command line of each launcher."""
-    words = ["store"] if act.part == "store" else []
+    arguments = ["store"] if act.part == "store" else []
     if act.kind == "pool":
-        return [[sys.executable, str(JOBS / "chaos_pool.py"), *words]]
+        return [[sys.executable, str(JOBS / "chaos_pool.py"), *arguments]]
     plain = [sys.executable, "-m", "elasticlib.run", "--max-restarts=1", "--shutdown-timeout=4"]
-    plain += ["--preload", "torch" if words else ""]
-    script = [str(JOBS / "chaos_worker.py"), *words]
+    plain += ["--preload", "torch" if arguments else ""]
+    script = [str(JOBS / "chaos_worker.py"), *arguments]
     if act.kind == "one node":
         return [[*plain, "--nproc-per-node=2", *script, "detaches"]]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=chaos"]
@@ -361,12 +361,12 @@ def _judge(
         name = rf"rank {rank}\b" if act.part == "worker" and rank >= 0 else _NAMES.get(act.part, "")
         if act.part.endswith("launcher") or act.how == "pause":
             return ""
-        if re.search(name, causes_told(text)) is None:
+        if re.search(name, reported_causes(text)) is None:
             return f"{name!r} is not named"
     return ""
 
 
-def causes_told(text: str) -> str:
+def reported_causes(text: str) -> str:
     """Those lines of what a job said that give the cause of a round's, a call's or the job's end."""
     return "\n".join(line for line in text.splitlines() if _CAUSE.search(line))
 

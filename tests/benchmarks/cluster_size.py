@@ -111,8 +111,8 @@ def measure(nodes: int, coordinator: str = "elected") -> Row:
     end = _Job(nodes, coordinator, *_failing(nodes))
     before = end.run(SETTLED - 0.001)
     after = end.run(2 * SETTLED)
-    told = [outcome.at for outcome in end.cluster.outcomes.values() if outcome.kind == "failed"]
-    assert len(told) == nodes, len(told)
+    ended = [outcome.at for outcome in end.cluster.outcomes.values() if outcome.kind == "failed"]
+    assert len(ended) == nodes, len(ended)
     costs = {
         "first round": _less(first, _part(minute, SETTLED)),
         "idle minute": minute,
@@ -120,7 +120,7 @@ def measure(nodes: int, coordinator: str = "elected") -> Row:
         "after a loss": _less(_less(third, second), _part(minute, 2 * SETTLED)),
         "end": _less(after, before),
     }
-    seconds = (max(starts[0]), 0.0, max(starts[1]) - FAILURE, max(starts[2]) - LOSS, max(told) - SETTLED)
+    seconds = (max(starts[0]), 0.0, max(starts[1]) - FAILURE, max(starts[2]) - LOSS, max(ended) - SETTLED)
     longest = (max(sizes) for sizes in zip(job.longest(), end.longest(), strict=True))
     computed = time.monotonic() - began
     return Row(nodes, coordinator, costs, dict(zip(costs, seconds, strict=True)), *longest, computed)

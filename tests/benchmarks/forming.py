@@ -50,7 +50,7 @@ class Nodes:
     root: int = 0
     """Characters of the root cause that each node was told, at least, when last it was told one."""
 
-    def tell(self, command: str, numbers: bool = True) -> float:
+    def run(self, command: str, numbers: bool = True) -> float:
         """Run *command* in all processes; return seconds from first start to end. Raises `BenchmarkError`."""
         for process in self._processes:
             _stream(process.stdin).write(f"{command}\n")
@@ -101,7 +101,7 @@ def playing(
             )
             processes.append(process)
         nodes = Nodes(count, processes)
-        nodes.tell("begin", numbers=False)  # all imports are done, and the store serves
+        nodes.run("begin", numbers=False)  # all imports are done, and the store serves
         yield nodes
     finally:
         for process in processes:
@@ -116,7 +116,7 @@ def form(launcher: Launcher, count: int, dns: Dns = Dns.NONE) -> Rounds:
     if why := missing():
         raise BenchmarkError(why)
     with machines(1, dns) as (host,), playing(launcher, count, host) as nodes:
-        return Rounds(nodes.tell("connect"), nodes.tell("form"), nodes.tell("again 1"))
+        return Rounds(nodes.run("connect"), nodes.run("form"), nodes.run("again 1"))
 
 
 def measure(launcher: Launcher, turn: Turn, count: int, dns: Dns = Dns.NONE) -> Rounds:

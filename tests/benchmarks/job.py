@@ -67,7 +67,7 @@ class Job:
                 raise BenchmarkError(f"waited {limit:g} s in vain for {what}:\n{self.complaints()}")
             time.sleep(0.01)
 
-    def gone(self, limit: float = LIMIT) -> float | None:
+    def wait_for_end(self, limit: float = LIMIT) -> float | None:
         """Wait for the launcher's end; monotonic seconds at which it was seen, None when *limit* passed first."""
         if self.process.returncode is None:
             handle = processes.handle_of(self.process.pid)
@@ -80,8 +80,8 @@ class Job:
         return time.monotonic()
 
     def succeeded(self, limit: float = LIMIT) -> float:
-        """Wait for the launcher's end, as `gone`. Raises `BenchmarkError` unless it ended in time and with 0."""
-        at = self.gone(limit)
+        """Wait for the launcher's end. Raises `BenchmarkError` unless it ended in time and with 0."""
+        at = self.wait_for_end(limit)
         if at is None or self.process.returncode != 0:
             raise BenchmarkError(f"the launcher's exit code is {self.process.returncode}:\n{self.complaints()}")
         return at

@@ -55,9 +55,9 @@ class Ended:
         """All that it wrote."""
         return "".join(text for _, text in self.texts)
 
-    def first(self, word: str) -> float:
-        """When the first text with *word* came; 0 where none did."""
-        return next((at for at, text in self.texts if word in text), 0.0)
+    def first(self, part: str) -> float:
+        """When the first text with *part* came; 0 where none did."""
+        return next((at for at, text in self.texts if part in text), 0.0)
 
     def ok(self) -> Ended:
         """Itself. Raises SystemExit where it has raised."""

@@ -29,7 +29,7 @@ from tests.benchmarks.jobs.cells import nothing
 
 
 @frozen
-class Held:
+class Resources:
     """Resources of the processes of one kind."""
 
     processes: int
@@ -42,7 +42,7 @@ class Held:
 
 
 def _kind(command: str) -> str:
-    return next((word.replace("_", " ") for word in ("reaper", "fork_server") if f"_{word}" in command), "workers")
+    return next((part.replace("_", " ") for part in ("reaper", "fork_server") if f"_{part}" in command), "workers")
 
 
 def _megabytes(pid: int, name: str) -> float:
@@ -50,14 +50,14 @@ def _megabytes(pid: int, name: str) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
-def held(made: Kernel) -> dict[str, Held]:
+def resources_of(made: Kernel) -> dict[str, Resources]:
     """By kind of process."""
     kinds = collections.defaultdict(list)
     kinds["kernel"].append(made.pid)
     for pid, command in made.started().items():
         kinds[_kind(command)].append(pid)
     return {
-        kind: Held(
+        kind: Resources(
             len(pids),
             sum(_megabytes(pid, "Rss") for pid in pids),
             sum(_megabytes(pid, "Pss") for pid in pids),
@@ -70,28 +70,28 @@ def held(made: Kernel) -> dict[str, Held]:
 
 def _looks(made: Kernel, what: str, code: str, counts: tuple[int, ...]) -> bool:
     """Run *code* until it has run each of *counts* times, and tell what is held then; whether that stays as it is."""
-    found: list[dict[str, Held]] = []
+    found: list[dict[str, Resources]] = []
     done = 0
     for count in counts:
         made.run(f"for _ in range({count - done}):\n    {code}", limit=600).ok()
         done = count
         time.sleep(SETTLED)  # nobody tells when a clock of the kernel's own has rung
-        found.append(held(made))
+        found.append(resources_of(made))
     for kind in sorted(set().union(*found)):
-        told = [each.get(kind, Held(0, 0, 0, 0, 0)) for each in found]
+        looks = [each.get(kind, Resources(0, 0, 0, 0, 0)) for each in found]
         print(
-            f"{what} {', '.join(map(str, counts))}, {kind}: processes {_row(told, 0)}, RSS {_row(told, 1)} MiB, "
-            f"PSS {_row(told, 2)} MiB, descriptors {_row(told, 3)}, threads {_row(told, 4)}",
+            f"{what} {', '.join(map(str, counts))}, {kind}: processes {_row(looks, 0)}, RSS {_row(looks, 1)} MiB, "
+            f"PSS {_row(looks, 2)} MiB, descriptors {_row(looks, 3)}, threads {_row(looks, 4)}",
             flush=True,
         )
     return all(_is_flat(found[0][kind], found[-1].get(kind)) for kind in found[0])
 
 
-def _row(told: list[Held], index: int) -> str:
-    return ", ".join(f"{astuple(each)[index]:.4g}" for each in told)
+def _row(looks: list[Resources], index: int) -> str:
+    return ", ".join(f"{astuple(each)[index]:.4g}" for each in looks)
 
 
-def _is_flat(first: Held, last: Held | None) -> bool:
+def _is_flat(first: Resources, last: Resources | None) -> bool:
     if last is None:
         return False
     counts = (last.processes, last.files, last.threads) == (first.processes, first.files, first.threads)

@@ -20,7 +20,7 @@ from tests.benchmarks import kernel_flat, kernel_lines
 from tests.benchmarks.kernel import SETUP, Kernel, everything, kernel
 
 
-def gone(left: Any, limit: float = 5.0) -> float:
+def seconds_until_empty(left: Any, limit: float = 5.0) -> float:
     """Seconds until *left* finds nothing; raises SystemExit with what it finds."""
     began = time.monotonic()
     while found := left():
@@ -43,7 +43,7 @@ def interrupts(count: int, randoms: random.Random) -> None:
             error = made.until_idle(number).error
             times.append(time.monotonic() - began)
             errors.add(error)
-            gone(made.left)
+            seconds_until_empty(made.left)
             if made.run("elastic_launch(config, trains)(0)").error:
                 raise SystemExit("the cell after an interrupt failed")
     print(
@@ -61,7 +61,7 @@ def kills(count: int, randoms: random.Random) -> None:
         made.begin("elastic_launch(config, trains)(1000)")
         time.sleep(randoms.uniform(0, 4.0))  # the moment is the test
         made.kill()
-        times.append(gone(lambda mark=made.mark: everything(mark)))
+        times.append(seconds_until_empty(lambda mark=made.mark: everything(mark)))
         made.close()
     middle, most = statistics.median(times), max(times)
     print(f"{count} kernels killed: nothing left, after {middle:.3f} s (median), {most:.3f} s (most)")

@@ -32,9 +32,9 @@ def measure(launcher: Launcher, turn: Turn, workers: int = WORKERS) -> Life:
         processes = tree.of_job(job.process.pid, job.folder)
         memory = tree.pss(processes)
         with job.opened():
-            gone = job.succeeded()
+            ended = job.succeeded()
         last = max(job.when("end", workers).values())
-        return Life(max(up.values()) - job.started, memory / 2**20, gone - last, len(processes))
+        return Life(max(up.values()) - job.started, memory / 2**20, ended - last, len(processes))
 
 
 LIFE = Benchmark(

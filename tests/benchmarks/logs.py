@@ -57,11 +57,11 @@ class Logs:
 def flood(launcher: Launcher, workers: int = WORKERS, lines: int = LINES) -> Flood:
     """Let each worker write *lines* lines. Raises `BenchmarkError` when the job fails."""
     with started(launched(launcher, "lines.py", str(lines), workers=workers, options=TEE)) as job:
-        gone = job.succeeded(limit=LIMIT * 5)
+        ended = job.succeeded(limit=LIMIT * 5)
         first = min(job.when("first", workers).values())
         with open(job.folder / "stdout", "rb") as console:
             found = count(console, workers, lines)
-        return Flood(found, gone - first, gone - job.started)
+        return Flood(found, ended - first, ended - job.started)
 
 
 def trickle(launcher: Launcher, workers: int = WORKERS, beats: int = BEATS) -> Behind:

@@ -20,7 +20,7 @@ LIMIT = 30.0
 
 
 @frozen
-class Told:
+class Reaction:
     """Seconds from a worker's SIGKILL; `LIMIT` for what never came."""
 
     stopped: float
@@ -29,7 +29,7 @@ class Told:
     """To the last new worker at work."""
 
 
-def measure(launcher: Launcher, turn: Turn) -> Told:
+def measure(launcher: Launcher, turn: Turn) -> Reaction:
     """Kill a worker, of another node each turn."""
     if why := missing():
         raise BenchmarkError(why)
@@ -46,7 +46,7 @@ def measure(launcher: Launcher, turn: Turn) -> Told:
             before = time.monotonic()
             os.kill(victim.pid, signal.SIGKILL)
             stopped = _last(job, "told", NODES - 1) - before
-            return Told(min(stopped, LIMIT), min(_last(job, "up", 2 * NODES) - before, LIMIT))
+            return Reaction(min(stopped, LIMIT), min(_last(job, "up", 2 * NODES) - before, LIMIT))
 
 
 def _times(job: Team, what: str) -> list[float]:
@@ -62,7 +62,7 @@ def _last(job: Team, what: str, count: int) -> float:
     return sorted(_times(job, what))[count - 1]
 
 
-PEERS_TOLD = Benchmark(
+PEERS_STOPPED = Benchmark(
     "peers told",
     measure,
     (

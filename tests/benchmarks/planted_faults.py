@@ -147,8 +147,8 @@ def campaign(chosen: Sequence[Planted], side_by_side: int = 1, *, sound: bool = 
         free.put(place)
         for each in pool.map(judge, chosen):
             found.append(each)
-            told = f"{each.seconds:5.1f} s  {each.planted}\n         {each.by or 'NOT FOUND'}"
-            print(told, file=sys.stderr, flush=True)
+            report = f"{each.seconds:5.1f} s  {each.planted}\n         {each.by or 'NOT FOUND'}"
+            print(report, file=sys.stderr, flush=True)
     return found
 
 
@@ -166,9 +166,9 @@ def table(found: list[Found]) -> str:
     return "\n".join(lines)
 
 
-def draw(count: int | None, seed: int, word: str = "") -> list[Planted]:
-    """Some of all faults, or all, whose names hold that *word*."""
-    chosen = [planted for planted in everything() if word in str(planted)]
+def draw(count: int | None, seed: int, part: str = "") -> list[Planted]:
+    """Some of all faults, or all, whose names hold that *part*."""
+    chosen = [planted for planted in everything() if part in str(planted)]
     return chosen if count is None else random.Random(seed).sample(chosen, min(count, len(chosen)))
 
 

@@ -69,7 +69,7 @@ def _no(condition: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), condition)
 
 
-def _say(node: ast.AST) -> str:
+def _short_source(node: ast.AST) -> str:
     text = " ".join(ast.unparse(node).split())
     return text if len(text) <= 90 else f"{text[:60]}...{text[-27:]}"
 
@@ -134,7 +134,7 @@ class _Finder:
             case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never" | "assert_type"))):
                 return  # for the type checker
             case ast.Expr(value=ast.Call()) | ast.AugAssign():
-                yield self._found(f"without {_say(node)}", drop)
+                yield self._found(f"without {_short_source(node)}", drop)
                 yield from self._expression(node.value, _into(node, "value"))
             case ast.Assign(targets=targets):
                 if _updates(node.value, ast.unparse(targets[-1])):
@@ -179,24 +179,26 @@ class _Finder:
         elif isinstance(target, ast.Starred):
             yield from self._target(target.value, _into(target, "value"))
         elif not isinstance(target, ast.Name) or target.id in self._bound:
-            yield self._found(f"{_say(target)} stays", lambda: put(ast.Name(DROPPED, ast.Store())))
+            yield self._found(f"{_short_source(target)} stays", lambda: put(ast.Name(DROPPED, ast.Store())))
 
     def _emitted(self, value: ast.expr) -> Iterator[_Found]:
         """The actions that a step returns beside the new state."""
         if isinstance(value, ast.Tuple) and value.elts and isinstance(actions := value.elts[-1], ast.Tuple):
             for index, each in enumerate(actions.elts):
-                yield self._found(f"without the action {_say(each)}", lambda index=index: actions.elts.pop(index))
+                yield self._found(
+                    f"without the action {_short_source(each)}", lambda index=index: actions.elts.pop(index)
+                )
 
     # Expressions.
 
     def _condition(self, node: ast.expr, put: Put) -> Iterator[_Found]:
-        yield self._found(f"not ({_say(node)})", lambda: put(_no(node)))
-        yield from self._expression(node, put, judged=True, said=True)
+        yield self._found(f"not ({_short_source(node)})", lambda: put(_no(node)))
+        yield from self._expression(node, put, judged=True, negated=True)
 
-    def _expression(self, node: ast.expr, put: Put, *, judged: bool = False, said: bool = False) -> Iterator[_Found]:
-        """*judged*: its truth is what counts; *said*: that it may be negated is said already."""
-        if judged and not said and _is_condition(node):
-            yield self._found(f"not ({_say(node)})", lambda: put(_no(node)))
+    def _expression(self, node: ast.expr, put: Put, *, judged: bool = False, negated: bool = False) -> Iterator[_Found]:
+        """*judged*: its truth is what counts; *negated*: its negation is among the faults already."""
+        if judged and not negated and _is_condition(node):
+            yield self._found(f"not ({_short_source(node)})", lambda: put(_no(node)))
         match node:
             case ast.BoolOp(values=values):
                 for index, each in enumerate(values):
@@ -208,7 +210,7 @@ class _Finder:
                     else:
                         yield from self._expression(each, into)
             case ast.UnaryOp(op=ast.Not()):
-                yield from self._expression(node.operand, _into(node, "operand"), judged=True, said=True)
+                yield from self._expression(node.operand, _into(node, "operand"), judged=True, negated=True)
             case ast.IfExp():
                 yield from self._condition(node.test, _into(node, "test"))
                 yield from self._expression(node.body, _into(node, "body"), judged=judged)
@@ -224,7 +226,7 @@ class _Finder:
             for keyword in node.keywords:
                 if _updates(keyword.value, f"{ast.unparse(node.args[0])}.{keyword.arg}"):
                     self._whole.add(keyword.value)
-                what = f"{keyword.arg} stays, not {_say(keyword.value)}"
+                what = f"{keyword.arg} stays, not {_short_source(keyword.value)}"
                 yield self._found(what, lambda keyword=keyword: node.keywords.remove(keyword))
         yield from self._inside(node, judges=name in _JUDGES)
 

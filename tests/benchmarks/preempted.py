@@ -104,7 +104,7 @@ class Outcome:
     saved: int
     """Ranks that saved."""
     state: str
-    said: str
+    output: str
 
 
 def preempt(slurm: Cluster, folder: Path, launcher: str, way: Way, draw: random.Random) -> Outcome:
@@ -114,11 +114,11 @@ def preempt(slurm: Cluster, folder: Path, launcher: str, way: Way, draw: random.
     passed_on = _PASSED_ON if way.is_passed_on else ""
     script.write_text(_SCRIPT.format(launcher=command, own=own, training=TRAINING, passed_on=passed_on))
     job = slurm.submit(script, *way.options)
-    job.says(" trains", NODES, LIMIT)
+    job.wait_for_output(" trains", NODES, LIMIT)
     way.end(job, draw)
     state = job.ends(LIMIT)
-    saved = set(re.findall(r"rank (\d+) saved", job.said))
-    return Outcome(len(saved), state, job.said)
+    saved = set(re.findall(r"rank (\d+) saved", job.output))
+    return Outcome(len(saved), state, job.output)
 
 
 def main() -> int:
@@ -148,7 +148,7 @@ def main() -> int:
                 short = [each for each in rounds if each.saved < NODES and WAYS[name].can_save]
                 if short and launcher == "elasticlib":
                     code = 1
-                    print(short[0].said, file=sys.stderr, flush=True)
+                    print(short[0].output, file=sys.stderr, flush=True)
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return code
 

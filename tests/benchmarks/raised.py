@@ -29,12 +29,12 @@ def measure(launcher: Launcher, turn: Turn) -> Raised:
         with job.opened():
             raised = job.when("raised", 1)[0]
         try:
-            told = job.when("told", WORKERS - 1, limit=LIMIT)
+            stopped = job.when("notified", WORKERS - 1, limit=LIMIT)
         except BenchmarkError:
-            told = journal.select(job.marks(), "told")
-        if len(told) < WORKERS - 1:
+            stopped = journal.select(job.marks(), "notified")
+        if len(stopped) < WORKERS - 1:
             return Raised(LIMIT)
-        return Raised(max(told.values()) - raised)
+        return Raised(max(stopped.values()) - raised)
 
 
 RAISED = Benchmark(

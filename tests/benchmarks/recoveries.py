@@ -63,11 +63,11 @@ def recover(launcher: Launcher, victim: int = 1, limit: float = LIMIT, parent: P
     """Run one job of which rank *victim* dies once; it is killed when it is not done after *limit* seconds."""
     command = launched(launcher, "recovery.py", str(victim), workers=WORKERS, options=["--max-restarts=1"])
     with started(command, parent=parent) as job:
-        gone = job.gone(limit)
+        ended = job.wait_for_end(limit)
         code = job.process.returncode
         done = journal.select(job.marks(), "finished", in_attempt=1)
         finished = code == 0 and len(done) == WORKERS
-        seconds = limit if gone is None else gone - job.started
+        seconds = limit if ended is None else ended - job.started
         return Recovery(finished, seconds, code, "" if finished else job.complaints())
 
 

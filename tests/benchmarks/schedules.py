@@ -162,7 +162,7 @@ class Schedule:
 
     def _sleep(self) -> bool:
         """A machine sleeps, and its clock with it."""
-        number = self._guest()
+        number = self._dispensable_node()
         if number is None:
             return True
         agent = self._agent(number)
@@ -180,7 +180,7 @@ class Schedule:
 
     def _stop(self) -> bool:
         """Two processes of a node are stopped while its workers run on."""
-        number = self._guest()
+        number = self._dispensable_node()
         if number is None:
             return True
         agent = self._agent(number)
@@ -195,7 +195,7 @@ class Schedule:
 
     def _flap(self) -> bool:
         """A node comes and goes."""
-        number = self._guest()
+        number = self._dispensable_node()
         if number is None:
             return True
         for _ in range(self.draw.randint(2, 3)):
@@ -209,7 +209,7 @@ class Schedule:
         time.sleep(_PAUSES)  # it pauses before it gets ranks
         return True
 
-    def _guest(self) -> int | None:
+    def _dispensable_node(self) -> int | None:
         """A node whose absence ends no job: others are enough, and none of them lives by its store."""
         there = [each for each in self._present() if not self._hosts_store(each)]
         return self.draw.choice(there) if len(there) >= self.draft.min_nodes + 1 else None
@@ -234,9 +234,9 @@ class Schedule:
         """Start an agent, wait until it speaks and listens: that takes longer here than in the simulation."""
         port = STORE_PORT if self.draft.backend == "c10d" else ETCD_PORT
         host = self.hosts[number]
-        held = host.connections(port)
+        before = host.connections(port)
         agent = self._start(number)
-        self.job.wait_for(lambda: host.connections(port) >= held + 2 or not agent.lives, "a new agent to connect")
+        self.job.wait_for(lambda: host.connections(port) >= before + 2 or not agent.lives, "a new agent to connect")
 
     def _start(self, number: int) -> Agent:
         clock = self.clocks / str(len(self.job.agents))
@@ -360,20 +360,20 @@ def carry_out(number: int, backend: str, seed: int, parent: Path | None = None) 
 
 
 def campaign(
-    count: int, seed: int, backend: str, side_by_side: int = 1, say: Callable[[str], object] | None = None
+    count: int, seed: int, backend: str, side_by_side: int = 1, report: Callable[[str], object] | None = None
 ) -> list[Outcome]:
-    """Carry out *count* schedules, *side_by_side* at once; *say* hears of each. Those that did not go as foretold."""
+    """Carry out *count* schedules, *side_by_side* at once; *report* gets each. Those that did not go as foretold."""
     bad: list[Outcome] = []
     with new_folder() as folder, ThreadPoolExecutor(side_by_side) as pool:
         for outcome in pool.map(lambda number: carry_out(number, backend, seed, folder), range(count)):
             if outcome.complaints:
                 bad.append(outcome)
-            if say is not None:
+            if report is not None:
                 end = "; ".join(outcome.complaints) or "as foretold"
                 what = f"{outcome.draft} {outcome.plan}"
-                say(f"{backend} {outcome.number + 1}/{count}: {what}: {end}, {outcome.seconds:.0f} s")
+                report(f"{backend} {outcome.number + 1}/{count}: {what}: {end}, {outcome.seconds:.0f} s")
                 if outcome.report:
-                    say(outcome.report)
+                    report(outcome.report)
     return bad
 
 

@@ -79,11 +79,11 @@ def _exported(launcher: Launcher, folder: Path) -> str:
 def _await_steps(job: Job, folder: Path) -> None:
     # By its journal, as each question to Slurm is a process that takes time from the job.
     try:
-        wait_until(lambda: len(journal.select(journal.read(folder), "stepped")) == NODES, LIMIT, lambda: job.said)
+        wait_until(lambda: len(journal.select(journal.read(folder), "stepped")) == NODES, LIMIT, lambda: job.output)
     except AssertionError as error:
         raise BenchmarkError(str(error)) from error
     if (state := job.ends()) != "COMPLETED":
-        raise BenchmarkError(f"the job's state is {state}:\n{job.said}")
+        raise BenchmarkError(f"the job's state is {state}:\n{job.output}")
 
 
 SLURM_START = Benchmark(

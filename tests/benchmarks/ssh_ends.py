@@ -111,10 +111,10 @@ def with_workers(launcher: str, found: Cluster) -> subprocess.Popen[str]:
 def error_of(client: subprocess.Popen[str]) -> str:
     """Return the time and the kind of the error that ends *client*."""
     try:
-        said, _ = client.communicate(timeout=LIMIT)
+        output, _ = client.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return f"no error within {LIMIT:g} s"
-    kinds, message, seconds = json.loads(said.splitlines()[-1])
+    kinds, message, seconds = json.loads(output.splitlines()[-1])
     kind = kinds if isinstance(kinds, str) else kinds[0]
     return f"{kind} after {seconds:.1f} s: {message.splitlines()[0][:90] if message else ''}"
 

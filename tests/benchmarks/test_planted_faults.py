@@ -18,7 +18,7 @@ SOURCE = textwrap.dedent(
         """What follows."""
         state = evolve(state, count=state.count + 1)
         if event.kind == "tick" and now > state.at:
-            self.told += (event,)
+            self.events += (event,)
             out.append(Tick() if state.late else None)
         return evolve(state, seen=now, at=0.0), (Stop(), *more)
 
@@ -31,7 +31,7 @@ NAMES = [
     "step: not (event.kind == 'tick' and now > state.at)",
     "step: not (event.kind == 'tick')",
     "step: not (now > state.at)",
-    "step: without self.told += (event,)",
+    "step: without self.events += (event,)",
     "step: without out.append(Tick() if state.late else None)",
     "step: not (state.late)",
     "step: without the action Stop()",

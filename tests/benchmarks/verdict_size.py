@@ -63,10 +63,10 @@ def measure(
         timer = threading.Timer(LIMIT, team.end)
         stack.callback(timer.cancel)
         timer.start()
-        print(f"{nodes} nodes connected in {team.tell('connect'):.2f} s", file=sys.stderr, flush=True)
-        print(f"{nodes} nodes seated in {team.tell('form'):.2f} s", file=sys.stderr, flush=True)
-        team.tell(f"write {workers} {length}", numbers=False)
-        return Verdict(team.tell("fail"), team.root)
+        print(f"{nodes} nodes connected in {team.run('connect'):.2f} s", file=sys.stderr, flush=True)
+        print(f"{nodes} nodes seated in {team.run('form'):.2f} s", file=sys.stderr, flush=True)
+        team.run(f"write {workers} {length}", numbers=False)
+        return Verdict(team.run("fail"), team.root)
 
 
 def _numbers(text: str) -> Sequence[int]:
@@ -85,14 +85,14 @@ def main() -> int:
     missed = False
     for nodes in options.nodes:
         for backend in options.backends:
-            said = f"{backend}, {nodes} nodes x {options.workers} failures x 2 texts of {options.length} characters"
+            case = f"{backend}, {nodes} nodes x {options.workers} failures x 2 texts of {options.length} characters"
             try:
                 found = measure(backend, nodes, options.workers, options.length, options.heartbeat)
             except BenchmarkError as error:
                 missed = True
-                print(f"{said}: no verdict: {error}", flush=True)
+                print(f"{case}: no verdict: {error}", flush=True)
             else:
-                print(f"{said}: {found.seconds:.2f} s, {found.root} characters of the root cause", flush=True)
+                print(f"{case}: {found.seconds:.2f} s, {found.root} characters of the root cause", flush=True)
     return int(missed)
 
 

@@ -11,13 +11,13 @@ import time
 
 from tests.benchmarks import journal
 
-said = []
+marked = []
 
 
 def stepped():
     """Called after each step of a rank."""
-    if not said:
-        said.append(True)
+    if not marked:
+        marked.append(True)
         (journal.folder() / f"pid{journal.attempt()}-{journal.rank()}").write_text(str(os.getpid()))
         journal.mark("step")
     time.sleep(0.02)  # of each step's work
@@ -43,9 +43,9 @@ def cuda():
     """The same with the model on a GPU, which all ranks may share, and memory there that takes a while to be freed."""
     import torch
 
-    held = torch.ones(2**30, device="cuda:0")  # 4 GiB
+    memory = torch.ones(2**30, device="cuda:0")  # 4 GiB
     ddp("cuda:0")
-    del held
+    del memory
 
 
 def lightning():
@@ -89,7 +89,7 @@ def transformers():
     sizes = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=16))
 
-    class Says(TrainerCallback):
+    class StepMarker(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
             stepped()
 
@@ -105,7 +105,7 @@ def transformers():
         dataloader_pin_memory=False,
     )
     tokens = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 1000
-    Trainer(model=model, args=arguments, train_dataset=tokens, callbacks=[Says()]).train()
+    Trainer(model=model, args=arguments, train_dataset=tokens, callbacks=[StepMarker()]).train()
 
 
 if __name__ == "__main__":

@@ -119,20 +119,20 @@ class Nodes:
             assert member.round is not None
             member.post(Failed(member.node, member.round, self._notes[number]))
         found: list[tuple[float, int]] = []
-        told: list[int] = []
+        lengths: list[int] = []
         while len(found) < len(self._members):
             for key, _ in self._selector.select(_TICK):
                 number = numbers[key.data]
-                for word in key.data.drain():
-                    match word:
+                for event in key.data.drain():
+                    match event:
                         case RoundEnd():
-                            key.data.post(Stopped(key.data.node, word.round, self._notes[number]))
+                            key.data.post(Stopped(key.data.node, event.round, self._notes[number]))
                         case Final(root=FailureNote() as root):
                             found.append((time.monotonic(), number))
-                            told.append(len(root.message) + len(root.traceback))
+                            lengths.append(len(root.message) + len(root.traceback))
                         case _:
-                            raise SystemExit(f"node {number} was told {word!r:.500}")
-        self.root = min(told, default=0)
+                            raise SystemExit(f"node {number} received {event!r:.500}")
+        self.root = min(lengths, default=0)
         return found
 
     def close(self) -> None:
@@ -149,24 +149,24 @@ class Nodes:
                 ready = [*ready, *(member for member in self._members.values() if member.poll_timeout() == 0.0)]
                 tick = time.monotonic() + _TICK
             for member in ready:
-                found += self._hear(member)
+                found += self._receive(member)
         return found
 
-    def _hear(self, member: NodeClient) -> list[tuple[float, int]]:
+    def _receive(self, member: NodeClient) -> list[tuple[float, int]]:
         found: list[tuple[float, int]] = []
-        for word in member.drain():
-            match word:
+        for event in member.drain():
+            match event:
                 case RankAssignment():
-                    found.append((time.monotonic(), word.group_rank))
+                    found.append((time.monotonic(), event.group_rank))
                 case RoundEnd():
-                    if self._stopped.get(member) != word.round:  # else it is told again, with the cause
-                        self._stopped[member] = word.round
-                        member.post(Stopped(member.node, word.round, ()))
+                    if self._stopped.get(member) != event.round:  # else it is told again, with the cause
+                        self._stopped[member] = event.round
+                        member.post(Stopped(member.node, event.round, ()))
                         member.join(1, "default")
                 case ContactLost():  # a thousand members share this process: some may get no turn for seconds
                     member.join(1, "default")
                 case Final():
-                    raise SystemExit(f"the job ended: {word.why}")
+                    raise SystemExit(f"the job ended: {event.why}")
         return found
 
 

@@ -45,7 +45,7 @@ def all_reduced_alone() -> float:
     return found
 
 
-def held() -> tuple[int, int, int]:
+def resources() -> tuple[int, int, int]:
     """Kilobytes, descriptors and threads of this program."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[1])
@@ -72,16 +72,16 @@ def main() -> None:
     if hasattr(library, "pool"):
         with library.pool(workers) as pool:
             milliseconds(lambda: pool.run(nothing), calls // 10, workers)
-            before = held()
+            before = resources()
             plain = milliseconds(lambda: pool.run(nothing), calls - calls // 10, workers)
-            after = held()
+            after = resources()
             reduced = milliseconds(lambda: pool.run(all_reduced), calls // 10, workers)
     else:
         config = library.LaunchConfig(1, 1, workers, start_method="fork", max_restarts=0, **launcher.settings)
         again = max(3, calls // 1000)
-        before = held()
+        before = resources()
         plain = milliseconds(library.elastic_launch(config, nothing), again, workers)
-        after = held()
+        after = resources()
         reduced = milliseconds(library.elastic_launch(config, all_reduced_alone), again, workers)
     more = [late - early for early, late in zip(before, after, strict=True)]
     print(json.dumps({"plain": plain, "reduced": reduced, "more": more}), flush=True)

@@ -8,13 +8,13 @@ from types import FrameType
 from tests.benchmarks import journal
 
 
-def told(signum: int, frame: FrameType | None) -> None:
+def handle(signum: int, frame: FrameType | None) -> None:
     """Write down that the stop signal came, and go."""
-    journal.mark("told")
+    journal.mark("notified")
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, handle)
 journal.mark("up")
 if journal.rank() == 0:
     threading.Thread(target=threading.Event().wait).start()

@@ -44,7 +44,7 @@ def _form(handler: Any) -> tuple[float, int]:
     return time.monotonic(), rank
 
 
-def _when_told(handler: Any) -> tuple[float, int]:
+def _form_when_waiting(handler: Any) -> tuple[float, int]:
     while not handler.num_nodes_waiting():
         time.sleep(MONITOR_INTERVAL)
     return _form(handler)
@@ -84,7 +84,7 @@ def main() -> None:
                     found = all_of_them(lambda each: _form(handlers[each]))
                 case ["again", node]:
                     found = all_of_them(
-                        lambda each: _form(handlers[each]) if each == int(node) else _when_told(handlers[each])
+                        lambda each: _form(handlers[each]) if each == int(node) else _form_when_waiting(handlers[each])
                     )
             answer = {"began": began, "done": max((at for at, _ in found), default=0.0), "ranks": [r for _, r in found]}
             print(json.dumps(answer), flush=True)
