@@ -38,7 +38,7 @@ def chain() -> dict[str, int]:
     return dict(zip(CHAIN, (os.getpid(), spawner, fork_server, parent_of(fork_server)), strict=True))
 
 
-def say(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Make a file that is whole as soon as it is there."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
@@ -56,7 +56,7 @@ def lives(pid: int) -> bool:
 def at_work(folder: Path) -> None:
     """Say that this worker runs, and who runs above it."""
     name = f"round{os.environ['TORCHELASTIC_RESTART_COUNT']}.rank{os.environ['RANK']}"
-    say(folder / name, " ".join(map(str, chain().values())))
+    write_whole(folder / name, " ".join(map(str, chain().values())))
 
 
 def works_on_in_round(first: int, folder: Path) -> dict[str, int]:
@@ -122,19 +122,19 @@ def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 
     It ends with 3: what it has detached would outlive a job whose ranks all end with 0.
     """
 
-    def come(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         time.sleep(cleans_up_for)  # stands for a checkpoint that is written
-        say(folder / f"rank{os.environ['RANK']}.{signal.Signals(signum).name}", "")
+        write_whole(folder / f"rank{os.environ['RANK']}.{signal.Signals(signum).name}", "")
         if not ignores:
             sys.exit(3)
 
     for signum in STOP_SIGNALS:
-        signal.signal(signum, come)
+        signal.signal(signum, handle)
     kept = [signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS]
     grandchild = subprocess.Popen(["sleep", "60"], start_new_session=True)
     for signum, handler in zip(STOP_SIGNALS, kept, strict=True):
         signal.signal(signum, handler)
-    say(folder / f"pids{grandchild.pid}", str(grandchild.pid))
+    write_whole(folder / f"pids{grandchild.pid}", str(grandchild.pid))
     at_work(folder)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -144,16 +144,16 @@ def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 
 def saves_until(go: Path, folder: Path) -> None:
     """Ends by a stop signal, after a checkpoint that is written when *go* is there; a second signal spoils it."""
 
-    def come(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         if (folder / f"saving{os.environ['RANK']}").exists():
             os._exit(5)
-        say(folder / f"saving{os.environ['RANK']}", "")
+        write_whole(folder / f"saving{os.environ['RANK']}", "")
         wait_until(go.exists, 60.0)
-        say(folder / f"saved{os.environ['RANK']}", "")
+        write_whole(folder / f"saved{os.environ['RANK']}", "")
         sys.exit(0)
 
     for signum in STOP_SIGNALS:
-        signal.signal(signum, come)
+        signal.signal(signum, handle)
     at_work(folder)
     time.sleep(60)  # stands for work; the signal ends it
 
@@ -167,7 +167,7 @@ def writes_in_native_code(folder: Path, seconds: int) -> None:
             _in_native_code_for(folder, seconds)
         finally:
             file.write(b"whole")
-            say(folder / "saved0", "")
+            write_whole(folder / "saved0", "")
 
 
 def _in_native_code_for(folder: Path, seconds: int) -> None:
@@ -185,13 +185,13 @@ def _with_a_child(folder: Path) -> int:
     pid = os.fork()
     if pid == 0:
 
-        def come(signum: int, frame: object) -> None:
-            say(folder / f"heard{rank}", "")
+        def handle(signum: int, frame: object) -> None:
+            write_whole(folder / f"signalled{rank}", "")
             time.sleep(0.5)  # stands for what it writes
-            say(folder / f"child{rank}", "")
+            write_whole(folder / f"child{rank}", "")
             os._exit(0)
 
-        signal.signal(signal.SIGTERM, come)
+        signal.signal(signal.SIGTERM, handle)
         os.eventfd_write(ready, 1)
         time.sleep(60)  # stands for work
         os._exit(1)
@@ -202,13 +202,13 @@ def _with_a_child(folder: Path) -> int:
 def saves_with_a_child(folder: Path) -> None:
     """Ends by SIGTERM, after it has saved, if its child lives until then."""
 
-    def come(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         time.sleep(0.5)  # stands for a checkpoint
-        if not (folder / f"heard{os.environ['RANK']}").exists():
-            say(folder / f"saved{os.environ['RANK']}", "")
+        if not (folder / f"signalled{os.environ['RANK']}").exists():
+            write_whole(folder / f"saved{os.environ['RANK']}", "")
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, come)
+    signal.signal(signal.SIGTERM, handle)
     _with_a_child(folder)
     at_work(folder)
     time.sleep(60)  # stands for work
@@ -244,7 +244,7 @@ def sends_its_launcher(launcher: int, signum: int) -> None:
 def stops_its_job_at_once(launcher: int, go: Path, saved: Path) -> None:
     """Rank 0 has the launcher stopped when *go* is there, and saves when it is asked to end."""
     if os.environ["RANK"] == "0":
-        signal.signal(signal.SIGTERM, lambda *_: say(saved, "all") or sys.exit())
+        signal.signal(signal.SIGTERM, lambda *_: write_whole(saved, "all") or sys.exit())
         wait_until(go.exists)
         os.kill(launcher, signal.SIGTERM)
     time.sleep(60)  # stands for work
@@ -293,7 +293,7 @@ def saves_when_interrupted(folder: Path, seconds: float) -> None:
         time.sleep(600)  # stands for work
     finally:
         time.sleep(seconds)  # stands for a checkpoint that is written
-        say(folder / f"saved{os.environ['RANK']}", "")
+        write_whole(folder / f"saved{os.environ['RANK']}", "")
 
 
 def fails_beside_a_stopped_one(folder: Path) -> str:
@@ -301,7 +301,7 @@ def fails_beside_a_stopped_one(folder: Path) -> str:
     mark = folder / "stopped"
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if os.environ["RANK"] == "0":
-            say(mark, str(os.getpid()))
+            write_whole(mark, str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(60)  # stands for work
         wait_until(mark.exists)
@@ -320,10 +320,10 @@ def fails_beside(folder: Path) -> None:
 def fails_when_stopped(folder: Path) -> None:
     """Ends badly when it is told to end."""
 
-    def come(signum: int, frame: object) -> None:
+    def handle(signum: int, frame: object) -> None:
         raise RuntimeError("could not save")
 
-    signal.signal(signal.SIGTERM, come)
+    signal.signal(signal.SIGTERM, handle)
     (folder / "ready").touch()
     time.sleep(60)  # stands for work; the stop ladder ends it
 
@@ -418,7 +418,7 @@ def loses_the_store(folder: Path, does: str) -> str:
         spawner = os.getppid()
         children = {pid for pid, parent, _ in _reaper.descendants(spawner) if parent == spawner}
         (host,) = children - {int(pid) for pid in pids}
-        say(folder / "store", str(host))
+        write_whole(folder / "store", str(host))
         os.kill(host, signal.SIGKILL)
         wait_until(lambda: not os.path.exists(f"/proc/{host}"))
 

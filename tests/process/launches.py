@@ -86,16 +86,16 @@ class Program:
             self._silent += 1
             self._news.notify_all()
 
-    def says(self, text: str, times: int = 1) -> str:
+    def wait_for_line(self, text: str, times: int = 1) -> str:
         """The line that holds *text*, once it is there; the last one of so many."""
 
-        def said() -> list[str]:
+        def found() -> list[str]:
             return [line for line in self.log if text in line]
 
         with self._news:
-            assert self._news.wait_for(lambda: self._silent == 2 or len(said()) >= times, LIMIT)
-            assert len(said()) >= times, self.log
-            return said()[times - 1]
+            assert self._news.wait_for(lambda: self._silent == 2 or len(found()) >= times, LIMIT)
+            assert len(found()) >= times, self.log
+            return found()[times - 1]
 
     def rendezvous_process(self) -> int:
         """The process that keeps its contact, and its store where it hosts one."""
@@ -104,7 +104,7 @@ class Program:
         return pid
 
     def ends(self, limit: float = LIMIT) -> tuple[int, str]:
-        """Its exit status, and all that it said."""
+        """Its exit status, and all that it wrote."""
         status = self.popen.wait(limit)
         for reader in self._readers:
             reader.join()
@@ -134,14 +134,14 @@ class Launch(Program):
         )
 
     def at_work(self) -> Launch:
-        self.says("at work")
+        self.wait_for_line("at work")
         return self
 
     def finish(self) -> None:
         """Let its worker end well."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
-        self.says("done")
+        self.wait_for_line("done")
 
 
 class Commands:

@@ -135,12 +135,12 @@ def results(output: str) -> dict[str, list[Any]]:
 def check(found: dict[str, list[Any]], method: str) -> None:
     wrong = {name: found.get(name) for name in WORKS if found.get(name, [0, 0])[1] is not True}
     assert wrong == {}
-    for name, (*_, said) in REFUSED.items():
+    for name, (*_, pattern) in REFUSED.items():
         got, text = found[name]
         # Where nothing is sent, the child has all that its parent has.
         if method != "fork" or name in ("async def", "generator function", "a lock returned"):
             assert got == "refused", name
-            assert re.search(said, text), (name, text)
+            assert re.search(pattern, text), (name, text)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
@@ -351,19 +351,19 @@ large, other, blob = numpy.zeros(1 << 18), numpy.ones(1 << 18), bytes(range(256)
 shared = torch.zeros(8).share_memory_()
 more = torch.zeros(8).share_memory_()
 
-class Held:
+class Holder:
     def sum(self):
         return float(large.sum() + other.sum() + len(blob))
 
-def spawned(index, held, queue):
+def spawned(index, holder, queue):
     large[0] += 1                                         # its own
     shared[index] += 1                                    # everybody's
-    queue.put((held.sum(), shared.is_shared()))
+    queue.put((holder.sum(), shared.is_shared()))
 
 def by_spawn(index, argument, argument_shared):
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    process = context.Process(target=spawned, args=(index, Held(), queue))
+    process = context.Process(target=spawned, args=(index, Holder(), queue))
     process.start()
     found = queue.get()
     process.join()
@@ -471,10 +471,10 @@ def test_workers_import_an_edited_module_and_log_shows_each_edit_once(tmp_path: 
         "RESULT 2000 2000 0",
         "RESULT 3000 3000",
     ]
-    told = [index for index, line in enumerate(lines) if "changed on disk" in line]
-    assert [lines[index] for index in told] == 2 * [
+    warned = [index for index, line in enumerate(lines) if "changed on disk" in line]
+    assert [lines[index] for index in warned] == 2 * [
         "project changed on disk since this program imported it: the workers use the new code, and this program "
         "still uses the old code; call importlib.reload(...) to update the program"
     ]
     results = [index for index, line in enumerate(lines) if "RESULT" in line]
-    assert told[0] < results[0] < told[1] < results[1]  # also what was edited before the first launch
+    assert warned[0] < results[0] < warned[1] < results[1]  # also what was edited before the first launch

@@ -42,15 +42,15 @@ from tests.process import duties
 def chain():
     return elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.chain)()[0]
 
-def say(who):
+def report(who):
     os.write(1, (json.dumps([who, chain()]) + "\\n").encode())
 
-say("parent")
+report("parent")
 child = os.fork()
-say("child" if child == 0 else "parent beside")
+report("child" if child == 0 else "parent beside")
 if child:
     os.waitpid(child, 0)
-    say("parent after")
+    report("parent after")
     assert "torch" not in sys.modules and "numpy" not in sys.modules
 """
 
@@ -60,10 +60,10 @@ def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
     done = run_python("-c", FORKING_CALLER)
 
     assert (0, "") == (done.returncode, done.stderr)
-    told = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert told["child"]["fork server"] != told["parent"]["fork server"]
-    assert {told["parent"]["fork server"]} == {told[f"parent {when}"]["fork server"] for when in ("beside", "after")}
-    wait_until(lambda: not any(duties.lives(each[who]) for each in told.values() for who in ("fork server", "reaper")))
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert found["child"]["fork server"] != found["parent"]["fork server"]
+    assert {found["parent"]["fork server"]} == {found[f"parent {when}"]["fork server"] for when in ("beside", "after")}
+    wait_until(lambda: not any(duties.lives(each[who]) for each in found.values() for who in ("fork server", "reaper")))
 
 
 LAUNCH_WITHOUT_DESCRIPTORS = """
@@ -93,7 +93,7 @@ try:
 except PicklingError as error:
     for number in kept:
         os.close(number)
-    held = error  # with all that its traceback holds, as a notebook does
+    kept = error  # with all that its traceback holds, as a notebook does
     print(error)
 thread.join()
 duties.wait_until(lambda: len(_reaper.descendants(os.getpid())) == 2, seconds=5.0)
@@ -189,14 +189,14 @@ def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
     fork_server = good()[0]["fork server"]
     pids = [os.getpid(), *([] if method == "fork" else [fork_server])]
 
-    def held() -> list[int]:
+    def resources() -> list[int]:
         """Descriptors of this process and the fork server, and processes below this one."""
         return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_reaper.descendants(os.getpid()))]
 
     with pytest.raises(ChildFailedError):
         bad()
     wait_until(lambda: not _reaper.descendants(fork_server))
-    before = held()
+    before = resources()
 
     for index in range(10):
         with pytest.raises(ChildFailedError) if index % 5 == 4 else contextlib.nullcontext():
@@ -204,4 +204,4 @@ def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
 
     # The fork server reaps a spawner, and closes what it held of it, when the launch is already over.
     # What another test left behind in this process may go meanwhile: fewer are no leak.
-    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+    wait_until(lambda: all(now <= then for now, then in zip(resources(), before, strict=True)))

@@ -114,21 +114,21 @@ with elasticlib.pool(2) as pool:
 def test_a_kernel_whose_debugger_is_on_launches_as_without_it() -> None:
     """JupyterLab shows no process but the kernel: pydevd's own children hang there at their start."""
     manager, client = start_new_kernel()
-    said: list[str] = []
+    printed: list[str] = []
 
-    def hear(message: Mapping[str, Any]) -> None:
+    def collect(message: Mapping[str, Any]) -> None:
         if message["msg_type"] in ("stream", "error"):
-            said.append(message["content"].get("text") or message["content"]["evalue"])
+            printed.append(message["content"].get("text") or message["content"]["evalue"])
 
     try:
         for number, (command, arguments) in enumerate(ATTACH.items()):
             request = {"type": "request", "seq": number, "command": command, "arguments": arguments}
             client.control_channel.send(client.session.msg("debug_request", request))
             assert client.get_control_msg(timeout=60)["content"]["success"]
-        client.execute_interactive("import os; assert hasattr(os, 'original_posix_spawn')", output_hook=hear)
-        client.execute_interactive(IN_A_CELL, output_hook=hear, timeout=100)
+        client.execute_interactive("import os; assert hasattr(os, 'original_posix_spawn')", output_hook=collect)
+        client.execute_interactive(IN_A_CELL, output_hook=collect, timeout=100)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
-    assert "{0: 0, 1: 1} {0: 0, 1: 1}\n" in "".join(said)
+    assert "{0: 0, 1: 1} {0: 0, 1: 1}\n" in "".join(printed)

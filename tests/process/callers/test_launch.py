@@ -173,7 +173,7 @@ def test_a_restart_finds_a_fresh_store() -> None:
     assert {0: False} == launch(1, key_of_the_last_attempt, max_restarts=1)
 
 
-def say(text: str) -> None:
+def write_lines(text: str) -> None:
     """A line on each stream, the last one by the C library's own descriptor and without an end."""
     print(f"out {text}")
     print(f"err {text}", file=sys.stderr)
@@ -187,7 +187,7 @@ def test_redirected_streams_are_in_the_log_folder(
     """Rows 066, 086: files by attempt and rank, at the level of descriptors; nothing on the console."""
     logs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
 
-    launch(2, say, "hello", logs_specs=logs, run_id="r/1", start_method=method, **BARE)
+    launch(2, write_lines, "hello", logs_specs=logs, run_id="r/1", start_method=method, **BARE)
 
     (run,) = tmp_path.iterdir()
     for rank in ("0", "1"):
@@ -200,7 +200,7 @@ def test_tee_reaches_the_console_with_prefixes(tmp_path: Path, capfd: pytest.Cap
     """Rows 070, 073, 076: whole lines, the last one too; only the ranks that the filter names."""
     logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL, local_ranks_filter={0})
 
-    launch(2, say, "hello", logs_specs=logs, role="trainer", **BARE)
+    launch(2, write_lines, "hello", logs_specs=logs, role="trainer", **BARE)
 
     out, err = capfd.readouterr()
     assert "[trainer0]:out hello\n[trainer0]:no newline\n" == out
@@ -210,7 +210,7 @@ def test_tee_reaches_the_console_with_prefixes(tmp_path: Path, capfd: pytest.Cap
 
 def test_tee_prints_to_the_streams_that_python_prints_to(capsys: pytest.CaptureFixture[str]) -> None:
     """In notebooks and under test runners ``sys.stdout`` is not descriptor 1."""
-    launch(1, say, "hello", logs_specs=DefaultLogsSpecs(tee=Std.OUT), **BARE)
+    launch(1, write_lines, "hello", logs_specs=DefaultLogsSpecs(tee=Std.OUT), **BARE)
 
     assert "[default_role0]:out hello\n[default_role0]:no newline\n" == capsys.readouterr().out
 

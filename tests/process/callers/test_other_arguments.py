@@ -32,10 +32,10 @@ def test_second_launch_of_a_job_of_one_node_fails_with_both_commands(start: Star
     first = start("0.1", "1").at_work()
     second = start("0.2", "1")
 
-    status, said = second.ends()
+    status, output = second.ends()
     assert 1 == status
-    assert "--lr=0.1" in said and "--lr=0.2" in said and "(--rdzv-id)" in said, said
-    assert "s3cret" not in said
+    assert "--lr=0.1" in output and "--lr=0.2" in output and "(--rdzv-id)" in output, output
+    assert "s3cret" not in output
     first.finish()
     assert 0 == first.ends()[0]
 
@@ -44,22 +44,22 @@ def test_spare_with_other_arguments_warns_both_and_ends_with_a_failure(start: St
     first = start("0.1", "1:2").at_work()
     second = start("0.1", "1:2").at_work()
     spare = start("0.2", "1:2")
-    warnings = [node.says("--lr=0.2") for node in (first, spare)]
+    warnings = [node.wait_for_line("--lr=0.2") for node in (first, spare)]
     for node in (first, second):
         node.finish()
 
     assert [0, 0] == [node.ends()[0] for node in (first, second)]
-    status, said = spare.ends()
-    assert (1, True) == (status, "has other arguments and ran nothing" in said), said
+    status, output = spare.ends()
+    assert (1, True) == (status, "has other arguments and ran nothing" in output), output
     assert all("--lr=0.1" in line and "if these are two jobs" in line for line in warnings), warnings
 
 
 def test_spare_with_equal_arguments_ends_with_success(start: Start) -> None:
     first = start("0.1", "1").at_work()
     spare = start("0.1", "1")
-    spare.says("is a spare")
+    spare.wait_for_line("is a spare")
     first.finish()
 
-    status, said = spare.ends()
-    assert (0, True) == (status, "was not needed" in said), said
+    status, output = spare.ends()
+    assert (0, True) == (status, "was not needed" in output), output
     assert 0 == first.ends()[0]

@@ -44,7 +44,7 @@ if os.environ["GROUP_RANK"] == "0":
     ends = f"while test -e /proc/{os.getpid()}; do sleep 0.1; done" if succeeds else "wait"
     command, quiet = ["sh", "-c", f"sleep 600 & echo $!; {ends}"], subprocess.DEVNULL
     shell = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=quiet)
-    duties.say(file, f"{os.getpid()} {shell.pid} {int(shell.stdout.readline())}")
+    duties.write_whole(file, f"{os.getpid()} {shell.pid} {int(shell.stdout.readline())}")
     sys.exit()
 duties.wait_until(file.exists)
 worker, shell, _ = map(int, file.read_text().split())
@@ -97,7 +97,7 @@ def detach():
 
 def work(folder, name):
     child = subprocess.Popen(["sleep", "600"], **quiet).pid if name == "killed" else 0
-    duties.say(folder / name, f"{os.getppid()} {child}")
+    duties.write_whole(folder / name, f"{os.getppid()} {child}")
     duties.wait_until((folder / f"end {name}").exists, 60.0)
     return detach()
 
@@ -176,7 +176,7 @@ def belongs_to_nobody(pid: int) -> bool:
         command = Path(f"/proc/{duties.parent_of(pid)}/cmdline").read_bytes()
     except OSError:
         return not duties.lives(pid)
-    return not any(word in command for word in OURS)
+    return not any(part in command for part in OURS)
 
 
 def outlive(pids: list[int]) -> list[bool]:

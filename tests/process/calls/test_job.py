@@ -478,14 +478,14 @@ def test_signal_is_not_lost_if_the_time_ends_before_the_workers(
 ) -> None:
     still = iter([signum])
 
-    def comes_now() -> bool:
+    def raises_signals() -> bool:
         for each in still:
             signal.raise_signal(each)
         return False
 
     with started(minds_no_signal, tmp_path, settings(shutdown_timeout=3600)) as job:
         with monkeypatch.context() as patch:
-            patch.setattr(job, "done", comes_now)  # what the wait asks again and again
+            patch.setattr(job, "done", raises_signals)  # what the wait asks again and again
             with pytest.raises(SignalException, match="which is being stopped") as caught:
                 job.result(0.01)
 
@@ -530,31 +530,31 @@ def test_a_task_that_is_cancelled_leaves_the_job_running(tmp_path: Path) -> None
 
 
 def test_a_callback_that_raises_keeps_the_end_from_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    heard = list[object]()
+    received = list[object]()
 
     def leaves() -> None:
         raise SystemExit("of a callback")
 
     async def wait(job: Job) -> object:
         job.when_done(leaves)
-        job.when_done(lambda: heard.append(os.environ["no variable"]))
-        job.when_done(lambda: heard.append(job.result()))
+        job.when_done(lambda: received.append(os.environ["no variable"]))
+        job.when_done(lambda: received.append(job.result()))
         task = asyncio.ensure_future(job)
         (tmp_path / "end").touch()
         return await asyncio.wait_for(task, LIMIT)
 
     with started(counts, tmp_path) as job:
         lines = job.logs(1, follow=True)
-        following = threading.Thread(target=lambda: heard.extend(list(lines)[-1:]), daemon=True)
+        following = threading.Thread(target=lambda: received.extend(list(lines)[-1:]), daemon=True)
         following.start()
 
         assert {0: 0, 1: 1} == asyncio.run(wait(job))
         following.join(LIMIT)
         assert not following.is_alive()
         job.result(LIMIT)  # its thread has called all of them
-        job.when_done(lambda: heard.append(os.environ["no variable"]))
+        job.when_done(lambda: received.append(os.environ["no variable"]))
 
-    assert {"at work as 1", "{0: 0, 1: 1}"} == {str(each) for each in heard}
+    assert {"at work as 1", "{0: 0, 1: 1}"} == {str(each) for each in received}
     assert ["SystemExit", "KeyError", "KeyError"] == [
         each.exc_info[0].__name__ for each in caplog.records if each.exc_info and each.exc_info[0]
     ]
@@ -564,14 +564,14 @@ def test_a_callback_that_raises_keeps_the_end_from_nobody(tmp_path: Path, caplog
 def test_a_callback_may_ask_for_what_a_stopped_job_raises(tmp_path: Path) -> None:
     raised = list[BaseException | None]()
 
-    def asks() -> None:
+    def requests_result() -> None:
         try:
             job.result()
         except SignalException as error:
             raised.append(error)
 
     with started(waits_for_ever, tmp_path) as job:
-        job.when_done(asks)
+        job.when_done(requests_result)
         job.stop(0)
 
     assert [job.exception()] == raised
@@ -607,14 +607,14 @@ def test_signal_handlers_call_soon_wakes_a_loop_that_awaits_a_job(tmp_path: Path
         await job
 
     async def interrupted(job: Job) -> None:
-        loop, task, heard = asyncio.get_running_loop(), asyncio.create_task(wait(job)), list[bool]()
+        loop, task, cancelled = asyncio.get_running_loop(), asyncio.create_task(wait(job)), list[bool]()
 
         def interrupt() -> None:
             wait_until(lambda: job._done)
             os.kill(os.getpid(), signal.SIGUSR1)
             try:
                 wait_until(task.done)
-                heard.append(task.cancelled())
+                cancelled.append(task.cancelled())
             finally:
                 loop.call_soon_threadsafe(task.cancel)
 
@@ -624,7 +624,7 @@ def test_signal_handlers_call_soon_wakes_a_loop_that_awaits_a_job(tmp_path: Path
         await asyncio.wait({task})
         thread.join()
         signal.signal(signal.SIGUSR1, former)
-        assert [True] == heard
+        assert [True] == cancelled
         assert all(each.cancelled() for each in loop._scheduled)  # type: ignore[attr-defined]
 
     with started(waits_for_ever, tmp_path) as job:
@@ -746,25 +746,25 @@ def test_a_forked_process_is_refused_what_it_would_wait_for_in_vain(tmp_path: Pa
         def follows():
             return job.logs(0, follow=True)
 
-        def is_told():
+        def adds_callback():
             job.when_done(print)
 
         child = os.fork()
         if child == 0:
             with job:
-                for ask in (job.result, job.stop, job.stacks, follows, is_told, lambda: asyncio.run(awaits())):
+                for call in (job.result, job.stop, job.stacks, follows, adds_callback, lambda: asyncio.run(awaits())):
                     try:
-                        ask()
+                        call()
                     except ConfigError as error:
                         assert f"job 'waits' runs in process {os.getppid()}, and this process" in str(error)
-                        print(ask.__name__, flush=True)
+                        print(call.__name__, flush=True)
             sys.exit(0)
         print(os.waitpid(child, 0)[1], len(job.stacks()), job.done())
         job.stop()
         """,
     )
 
-    assert "result stop stacks follows is_told <lambda> 0 2 False" == " ".join(done.stdout.split()), done.stderr
+    assert "result stop stacks follows adds_callback <lambda> 0 2 False" == " ".join(done.stdout.split()), done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -361,9 +361,9 @@ def test_a_rank_that_ends_at_an_item_fails_that_item_alone(two: Pool, status: in
 
 
 def test_a_rank_that_ended_with_success_between_calls_costs_nobody_a_call(two: Pool, tmp_path: Path) -> None:
-    def leaves_later(word: Path) -> int:
+    def leaves_later(go: Path) -> int:
         def leave() -> None:
-            while not word.exists():
+            while not go.exists():
                 time.sleep(0.01)
             os._exit(0)
 
@@ -371,8 +371,8 @@ def test_a_rank_that_ended_with_success_between_calls_costs_nobody_a_call(two: P
             threading.Thread(target=leave, daemon=True).start()
         return os.getpid()
 
-    processes = two.run(leaves_later, tmp_path / "word")
-    (tmp_path / "word").touch()
+    processes = two.run(leaves_later, tmp_path / "go")
+    (tmp_path / "go").touch()
     wait_until(lambda: not Path(f"/proc/{processes[1]}").exists())
 
     assert set(two.run(pid).values()).isdisjoint(processes.values())
@@ -610,13 +610,13 @@ def test_pools_leave_no_descriptor_nor_thread() -> None:
 def test_a_second_close_returns_when_nothing_is_left_too(tmp_path: Path) -> None:
     made = pool(2, group=None, preload=())
     workers = made.run(pid).values()
-    made.run(leaves_on_word, str(tmp_path))
+    made.run(leaves_on_request, str(tmp_path))
     first = threading.Thread(target=made.close)
     first.start()
     wait_until((tmp_path / "leaving0").exists)
     second = threading.Thread(target=made.close)
     second.start()
-    (tmp_path / "word").touch()
+    (tmp_path / "go").touch()
     second.join(LIMIT)
 
     assert not any(os.path.exists(f"/proc/{worker}") for worker in workers)
@@ -667,7 +667,7 @@ def test_a_signal_handler_may_close_the_pool_whose_call_it_interrupts(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "said"),
+    ("settings", "error", "message"),
     [
         ({"group": "own"}, ConfigError, "group='own' must be 'shared'"),
         ({"max_restarts": 3}, ConfigError, "max_restarts=3 is not supported by pool"),
@@ -678,9 +678,9 @@ def test_a_signal_handler_may_close_the_pool_whose_call_it_interrupts(tmp_path: 
     ],
 )
 def test_settings_without_meaning_for_a_pool_are_refused(
-    settings: dict[str, Any], error: type[Exception], said: str
+    settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         pool(**settings)
 
 
@@ -696,19 +696,19 @@ def test_the_progress_of_a_call_is_not_that_of_the_next(two: Pool, tmp_path: Pat
     def steps() -> None:
         elasticlib.progress(9, total=10, loss=1.0)
 
-    def tells_late() -> None:
+    def reports_late() -> None:
         (tmp_path / f"there{rank()}").touch()
-        while not (tmp_path / "word").exists():
+        while not (tmp_path / "go").exists():
             time.sleep(0.01)
         elasticlib.progress(1, loss=2.0)
 
     two.run(steps)
     former = [(each.step, each.total, each.metrics) for each in two.job.status().ranks]
-    caller = threading.Thread(target=two.run, args=(tells_late,))
+    caller = threading.Thread(target=two.run, args=(reports_late,))
     caller.start()
     wait_until(lambda: all((tmp_path / f"there{each}").exists() for each in range(2)))
     during = [(each.step, each.total, each.metrics) for each in two.job.status().ranks]
-    (tmp_path / "word").touch()
+    (tmp_path / "go").touch()
     caller.join(LIMIT)
 
     assert former == [(9, 10, {"loss": 1.0})] * 2
@@ -815,19 +815,19 @@ def test_search_path_may_contain_a_path_object(two: Pool, tmp_path: Path, monkey
 # Where the output goes.
 
 
-def chatter(word: str, lines: int) -> None:
+def chatter(name: str, lines: int) -> None:
     for number in range(lines):
-        print(word, number)
-    print(word, "end", end="")
+        print(name, number)
+    print(name, "end", end="")
 
 
 def test_all_that_a_call_writes_is_in_its_own_stream() -> None:
-    said = [io.StringIO() for _ in range(6)]
+    streams = [io.StringIO() for _ in range(6)]
     with pool(2, group=None, preload=()) as made:
-        for number, stream in enumerate(said):
+        for number, stream in enumerate(streams):
             with redirect_stdout(stream):
                 made.run(chatter, f"call{number}", 500)
-    for number, stream in enumerate(said):
+    for number, stream in enumerate(streams):
         lines = "".join(f"call{number} {line}\n" for line in range(500))
         assert stream.getvalue() == f"{lines}call{number} end"
 
@@ -851,9 +851,9 @@ def test_a_stream_that_fails_silences_its_own_call_only(two: Pool, caplog: pytes
     with redirect_stdout(Broken()):
         two.run(chatter, "lost", 3)
         two.run(chatter, "lost", 3)
-    with redirect_stdout(io.StringIO()) as heard:
-        two.run(chatter, "heard", 1)
-    assert heard.getvalue() == "heard 0\nheard end"
+    with redirect_stdout(io.StringIO()) as output:
+        two.run(chatter, "written", 1)
+    assert output.getvalue() == "written 0\nwritten end"
     assert 2 == sum("this stream takes nothing" in record.getMessage() for record in caplog.records)
 
 
@@ -879,19 +879,19 @@ def writes_half_a_character(folder: Path, item: int) -> None:
         wait_for("2")
         os.write(1, b"\xac\n")
     elif item == 1:
-        wait_for("heard")
+        wait_for("written")
     else:
         (folder / f"{item}").touch()
 
 
 def test_output_of_a_map_continues_while_other_items_start(two: Pool, tmp_path: Path) -> None:
-    with redirect_stdout(Telling(tmp_path / "heard")) as heard:
+    with redirect_stdout(Telling(tmp_path / "written")) as output:
         two.map(functools.partial(writes_half_a_character, tmp_path), range(3))
 
-    assert heard.getvalue() == "a\N{EURO SIGN}\n"
+    assert output.getvalue() == "a\N{EURO SIGN}\n"
 
 
-def says(count: int) -> None:
+def prints(count: int) -> None:
     for number in range(count):
         print(f"{number:07} {'x' * 1000}")
 
@@ -899,10 +899,10 @@ def says(count: int) -> None:
 def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_follow, "MOST", 4 << 20)
     monkeypatch.setattr(_follow, "KEPT", 2 << 20)
-    with pool(2, group=None, preload=()) as made, redirect_stdout(io.StringIO()) as heard:
+    with pool(2, group=None, preload=()) as made, redirect_stdout(io.StringIO()) as output:
         followed = made.job.logs(1, follow=True)
         for _ in range(8):
-            made.run(says, 1500)
+            made.run(prints, 1500)
         texts = [made.job.logs(each) for each in range(2)]
         taken = sum(os.stat(file).st_blocks * 512 for files in made.job._workers.files.values() for file in files)
         made.run(print, "last")
@@ -914,12 +914,12 @@ def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.Mon
         assert re.fullmatch(r"\[\.\.\. \d+ MB of older output were dropped: .*\]", first)
         assert not end and len(lines) > 2000 and lines[-1].startswith("0001499 x")
         assert all(re.fullmatch(r"\d{7} x{1000}", line) for line in lines)
-    assert heard.getvalue() == "".join(f"{number:07} {'x' * 1000}\n" for number in range(1500)) * 8 + "last\n"
+    assert output.getvalue() == "".join(f"{number:07} {'x' * 1000}\n" for number in range(1500)) * 8 + "last\n"
     assert following[0].startswith("[... ") and all(line[8:] == "x" * 1000 for line in following[1:])
 
 
-def says_and_fails() -> None:
-    print("said")
+def prints_and_fails() -> None:
+    print("printed")
     raise ValueError
 
 
@@ -933,8 +933,8 @@ def test_replaced_workers_leave_output_only_where_they_died(tmp_path: Path, monk
     with pool(2) as made:
         for _ in range(3):
             with contextlib.suppress(ChildFailedError):
-                made.run(says_and_fails)
-        assert "said\n" in made.job.logs(1)  # until new ones take their place
+                made.run(prints_and_fails)
+        assert "printed\n" in made.job.logs(1)  # until new ones take their place
         made.run(rank)
         stopped = folders()
         with contextlib.suppress(ChildFailedError):
@@ -957,10 +957,10 @@ def leaves_slowly(folder: str) -> None:
     atexit.register(leave)
 
 
-def leaves_on_word(folder: str) -> None:
+def leaves_on_request(folder: str) -> None:
     def leave() -> None:
         Path(folder, f"leaving{rank()}").touch()
-        while not Path(folder, "word").exists():
+        while not Path(folder, "go").exists():
             time.sleep(0.01)
         Path(folder, f"left{rank()}").touch()
 
@@ -1003,31 +1003,31 @@ def test_a_signal_while_a_pool_closes_is_the_programs_and_leaves_nothing(
 def test_interrupt_before_workers_are_stopped_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pool(2, group=None, preload=())
     workers = made.run(pid).values()
-    send, told = Channel.send, list[object]()
+    send, sent = Channel.send, list[object]()
 
     def interrupted(channel: Channel, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
-        if message["op"] == "end" and not told:
-            told.append(message)
+        if message["op"] == "end" and not sent:
+            sent.append(message)
             raise KeyboardInterrupt
         return send(channel, message, descriptors)
 
     monkeypatch.setattr(Channel, "send", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.close()
-    assert told
+    assert sent
     assert not any(Path(f"/proc/{each}").exists() for each in workers)
 
 
 def test_an_interrupt_while_a_job_is_stopped_is_raised(tmp_path: Path) -> None:
     def stays(folder: str) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: Path(folder, "told").touch())
+        signal.signal(signal.SIGTERM, lambda *_: Path(folder, "notified").touch())
         Path(folder, "ready").touch()
         while True:
             time.sleep(1)
 
     job = elasticlib.elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), stays).start(str(tmp_path))
     wait_until((tmp_path / "ready").exists)
-    sender = interrupt_once((tmp_path / "told").exists)
+    sender = interrupt_once((tmp_path / "notified").exists)
     with pytest.raises(KeyboardInterrupt):
         job.stop(grace=60.0)
     sender.join()
@@ -1080,12 +1080,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 def test_a_module_that_is_edited_is_the_new_one_in_the_next_call(
     two: Pool, module: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def ask(name: str) -> tuple[str, int]:
+    def value_of(name: str) -> tuple[str, int]:
         return importlib.import_module(name).value(), os.getpid()
 
-    first, again = two.run(ask, module.stem), two.run(ask, module.stem)
+    first, again = two.run(value_of, module.stem), two.run(value_of, module.stem)
     module.write_text(NEW)
-    edited, after = two.run(ask, module.stem), two.run(ask, module.stem)
+    edited, after = two.run(value_of, module.stem), two.run(value_of, module.stem)
 
     assert first == again
     assert {value for value, _ in first.values()} == {"old"}

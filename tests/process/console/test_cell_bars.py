@@ -23,7 +23,7 @@ def settings(workers=2, **more):
 
 # In workers: what they write waits, in the middle of a bar, for the cell to have shown it.
 
-def say(text):
+def write(text):
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -35,25 +35,25 @@ def bars(file, epochs=1):
     print("begin", flush=True)
     for epoch in range(epochs):
         for step in range(6):
-            say(f"\\r{epoch}: {step}/5")
+            write(f"\\r{epoch}: {step}/5")
             if step == 3:
                 wait(f"{file}{epoch}")
-        say("\\n")
+        write("\\n")
         print("epoch", epoch, flush=True)
 
 def nested(file):
     for epoch in range(2):
-        say(f"\\router {epoch}")
+        write(f"\\router {epoch}")
         for step in range(3):
             for part in ("\\n", f"\\r inner {step}", "\\x1b[A"):
-                say(part)
+                write(part)
         wait(file)
         for part in ("\\n", "\\r        ", "\\x1b[A"):
-            say(part)
-    say("\\router 2\\n")
+            write(part)
+    write("\\router 2\\n")
     print("end")
 
-# In the kernel: what the front end was told, and the word for the workers to go on.
+# In the kernel: what the front end received, and the signal for the workers to go on.
 
 shown = []
 publish = get_ipython().display_pub.publish
@@ -71,7 +71,7 @@ def go(file, *texts, number=""):
     shown.clear()
     open(f"{file}{number}", "w").close()
 
-def goes_on(file, ranks, epochs=1):
+def resume_later(file, ranks, epochs=1):
     def run():
         for epoch in range(epochs):
             go(file, *[f"[{rank}] {epoch}: 3/5" for rank in range(ranks)], number=epoch)
@@ -80,7 +80,7 @@ def goes_on(file, ranks, epochs=1):
 """
 
 
-def told(*cells: str) -> list[list[tuple[str, str]]]:
+def messages_of(*cells: str) -> list[list[tuple[str, str]]]:
     """Return the kernel's messages for each of *cells* after `SETUP`: kind and text."""
     found: list[list[tuple[str, str]]] = [[] for _ in (SETUP, *cells)]
 
@@ -111,8 +111,8 @@ def lines(messages: list[tuple[str, str]]) -> list[str]:
 
 def test_bars_of_several_ranks_stay_bars_and_files_have_all(tmp_path: Path) -> None:
     file = str(tmp_path / "go")
-    shown, logs = told(
-        f"job = elastic_launch(settings(3, show='all'), bars).start(goes_on({file!r}, 3))\njob.result()\nNone",
+    shown, logs = messages_of(
+        f"job = elastic_launch(settings(3, show='all'), bars).start(resume_later({file!r}, 3))\njob.result()\nNone",
         "print([job.logs(rank) for rank in range(3)])",
     )
 
@@ -131,8 +131,8 @@ def test_bars_of_several_ranks_stay_bars_and_files_have_all(tmp_path: Path) -> N
 def test_later_bars_have_a_new_place_and_nested_bars_stand_below(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in "ab"]
     both = "\n".join(f"[{rank}] outer 0\n[{rank}]  inner 2" for rank in (0, 1))
-    epochs, nested = told(
-        f"elastic_launch(settings(show='all'), bars)(goes_on({files[0]!r}, 2, 2), 2)\nNone",
+    epochs, nested = messages_of(
+        f"elastic_launch(settings(show='all'), bars)(resume_later({files[0]!r}, 2, 2), 2)\nNone",
         f"threading.Thread(target=go, args=({files[1]!r}, {both!r})).start()\n"
         f"elastic_launch(settings(show='all'), nested)({files[1]!r})\nNone",
     )
@@ -156,9 +156,9 @@ def assert_lines(found: list[str], times: int) -> None:
 
 def test_each_call_of_a_pool_has_its_bars_in_its_own_cell(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in "ab"]
-    _, *cells = told(
+    _, *cells = messages_of(
         "p = pool(2, group=None, preload=(), show='all')",
-        *[f"p.run(bars, goes_on({file!r}, 2))\nNone" for file in files],
+        *[f"p.run(bars, resume_later({file!r}, 2))\nNone" for file in files],
     )
 
     for cell in cells:
@@ -170,7 +170,7 @@ def test_bars_are_whole_lines_when_output_is_captured(tmp_path: Path) -> None:
     file = str(tmp_path / "go")
     Path(f"{file}0").touch()
     calls = [f"elastic_launch(settings(show='all'), bars)({file!r})", f"p.run(bars, {file!r})"]
-    _, *captured, redirected = told(
+    _, *captured, redirected = messages_of(
         "p = pool(2, group=None, preload=(), show='all')",
         *[f"%%capture kept{number}\n{call}\nNone" for number, call in enumerate(calls)],
         f"with contextlib.redirect_stdout(io.StringIO()) as stream:\n    {calls[0]}\n    {calls[1]}\n"
@@ -193,12 +193,12 @@ def waits(file):
     print("end", flush=True)
 
 def later(file, *texts):
-    shown.clear()  # an earlier cell may have said it twice
+    shown.clear()  # an earlier cell may have reported it twice
     threading.Thread(target=go, args=(file, *texts)).start()
     return file
 """
     files = [str(tmp_path / name) for name in "abc"]
-    _, called, started, pooled = told(
+    _, called, started, pooled = messages_of(
         setup,
         f"elastic_launch(settings(), waits)(later({files[0]!r}, 'runs, but'))\nNone",
         f"elastic_launch(settings(show='all'), waits).start(later({files[1]!r}, 'runs, but')).result()\nNone",
@@ -211,9 +211,9 @@ def later(file, *texts):
         (started, "waits", "no rank has", "elasticlib.jobs()"),
         (pooled, "pool", "rank 0 has", "pool.job.stacks()"),
     ):
-        said, notes = of("display_data", cell), [each for each in cell if each[0].endswith("display_data")]
-        assert said  # twice, where a worker takes long to begin
-        assert all(text.startswith(f"[job '{name}' runs, but {who} written") and what in text for text in said)
+        texts, notes = of("display_data", cell), [each for each in cell if each[0].endswith("display_data")]
+        assert texts  # twice, where a worker takes long to begin
+        assert all(text.startswith(f"[job '{name}' runs, but {who} written") and what in text for text in texts)
         assert notes[-1] == ("update_display_data", "")
         assert any(kind == "stream" and "end" in text for kind, text in cell[cell.index(notes[-1]) :])
         assert {"begin", "end"} <= {line.split()[-1] for line in lines(cell)}
@@ -226,7 +226,7 @@ _callers_stream.FIRST_REPORT = 0.1
 def sleeps():
     time.sleep(1)
 """
-    _, hidden, captured, redirected, kept = told(
+    _, hidden, captured, redirected, kept = messages_of(
         setup,
         "elastic_launch(settings(show=()), sleeps)()\nNone",
         "%%capture kept\nelastic_launch(settings(), sleeps)()\nNone",
@@ -253,7 +253,7 @@ def shows():
     for step in trange(3):
         pass
 """
-    _, shown = told(uses, "elastic_launch(settings(1), shows)()\nNone")
+    _, shown = messages_of(uses, "elastic_launch(settings(1), shows)()\nNone")
     text = "".join(of("stream", shown))
 
     assert re.findall(r"\d+%", text)[-1] == "100%"

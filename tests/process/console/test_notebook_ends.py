@@ -42,19 +42,19 @@ def works(seconds):
 
 
 class Cells(Kernel):
-    """A kernel, and all that it has said, by the cell that it was said for."""
+    """A kernel, and all its messages, by the cell that they belong to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: dict[str, list[dict[str, Any]]] = {}
+        self.messages: dict[str, list[dict[str, Any]]] = {}
 
     def listen(self, number: str, is_enough: Callable[[], bool]) -> None:
-        """Take what it says until *is_enough* of the cell *number*."""
+        """Take what it prints until *is_enough* of the cell *number*."""
         until = time.monotonic() + LIMIT
         while not is_enough():
-            assert time.monotonic() < until, self.said.get(number)
+            assert time.monotonic() < until, self.messages.get(number)
             message = self._client.get_iopub_msg(timeout=LIMIT)
-            self.said.setdefault(message["parent_header"].get("msg_id", ""), []).append(message)
+            self.messages.setdefault(message["parent_header"].get("msg_id", ""), []).append(message)
 
     def text(self, number: str) -> str:
         """Return the text of the cell's streams."""
@@ -65,7 +65,7 @@ class Cells(Kernel):
         return [each["content"]["ename"] for each in self._of(number, "error")]
 
     def _of(self, number: str, kind: str) -> list[dict[str, Any]]:
-        return [each for each in self.said.get(number, ()) if each["msg_type"] == kind]
+        return [each for each in self.messages.get(number, ()) if each["msg_type"] == kind]
 
     def begun(self, code: str, text: str) -> str:
         """Begin a cell, and wait until it shows *text*."""
@@ -177,16 +177,16 @@ def wait(file):
     while not os.path.exists(file):
         time.sleep(0.01)
 
-def says(word, file=""):
-    print(word, "begins")
+def prints(name, file=""):
+    print(name, "begins")
     if file:
         open(file + "begun", "w").close()
         wait(file)
-    print(word, "ends")
+    print(name, "ends")
 
-def launches(word):
+def launches(name):
     go.wait()
-    elastic_launch(one, says)(word)
+    elastic_launch(one, prints)(name)
 
 def start(target, *args):
     threads.append(threading.Thread(target=target, args=args))
@@ -200,7 +200,7 @@ def test_launch_of_a_thread_shows_in_the_cell_of_its_context(cells: Cells, tmp_p
     cells.ended(cells.begin(THREADS))
     first = cells.begin(
         f"""
-start(elastic_launch(one, says), "early", {file!r})
+start(elastic_launch(one, prints), "early", {file!r})
 start(launches, "plain")
 start(contextvars.copy_context().run, launches, "bound")
 wait({file + "begun"!r})
@@ -210,8 +210,8 @@ wait({file + "begun"!r})
     second = cells.begin(f"open({file!r}, 'w').close()\ngo.set()\nfor each in threads: each.join()")
     cells.ended(second)
 
-    said = {number: set(cells.text(number).splitlines()) for number in (first, second)}
-    assert said == {
+    printed = {number: set(cells.text(number).splitlines()) for number in (first, second)}
+    assert printed == {
         first: {"early begins", "early ends", "bound begins", "bound ends"},
         second: {"plain begins", "plain ends"},
     }

@@ -144,7 +144,7 @@ def test_a_late_error_ends_the_job_where_the_second_attempt_got_no_further(tmp_p
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_prompt_in_a_rank_raises_at_its_line(tmp_path: Path, method: str) -> None:
-    asks = """
+    prompts = """
 def stops():
     breakpoint()
 
@@ -152,16 +152,16 @@ def debugs():
     import pdb
     pdb.set_trace()
 
-def asks():
+def prompts():
     return input("name? ")
 """
     call = f"elastic_launch(settings(2, start_method={method!r}), %s)()"
     pooled = "with pool(2, group=None, preload=()) as p:\n    p.run(stops)"
-    _, *found = shown(asks, *(call % name for name in ("stops", "debugs", "asks")), pooled, folder=tmp_path)
+    _, *found = shown(prompts, *(call % name for name in ("stops", "debugs", "prompts")), pooled, folder=tmp_path)
     texts = ["\n".join(traceback(outputs)) for outputs in found]
 
-    asked = [re.findall(r"^RuntimeError: (.*?) here: a rank that a notebook launched", text, re.M) for text in texts]
-    assert asked == [
+    errors = [re.findall(r"^RuntimeError: (.*?) here: a rank that a notebook launched", text, re.M) for text in texts]
+    assert errors == [
         ["breakpoint() cannot stop"],
         ["a debugger cannot stop"],
         ["input() cannot ask"],
@@ -216,9 +216,9 @@ print(frame.f_code.co_name, trace.tb_lineno, frame.f_locals["batch"], frame.f_lo
 class Typed(Kernel):
     """A kernel whose cells ask for input, and get it."""
 
-    def said(self, code: str, *words: str) -> str:
-        """Run a cell that asks for each of *words* at the debugger's prompt; what it shows."""
-        number, text, left = self.begin(code), "", [*words]
+    def run_typing(self, code: str, *inputs: str) -> str:
+        """Run a cell that asks for each of *inputs* at the debugger's prompt; what it shows."""
+        number, text, left = self.begin(code), "", [*inputs]
         until = time.monotonic() + LIMIT
         while time.monotonic() < until:
             with contextlib.suppress(Empty):
@@ -231,19 +231,19 @@ class Typed(Kernel):
                     if message["content"].get("execution_state") == "idle":
                         assert not left
                         return re.sub(r"\x1b\[[0-9;]*m", "", text)
-        raise AssertionError(f"the cell did not end; it has said {text!r}, and was not asked for {left}")
+        raise AssertionError(f"the cell did not end; it has shown {text!r}, and was not asked for {left}")
 
 
 def test_debug_by_typing_shows_the_workers_frames_and_variables() -> None:
     kernel = Typed()
     try:
-        kernel.said(SETUP)
+        kernel.run_typing(SETUP)
         for call in (
             "elastic_launch(settings(1, max_restarts=0), train)(41)",
             "with pool(1, group=None, preload=()) as p: p.run(train, 41)",
         ):
-            kernel.said(call)
-            text = kernel.said("%debug", "p scale", "p batch", "up", "p batch, step", "q")
+            kernel.run_typing(call)
+            text = kernel.run_typing("%debug", "p scale", "p batch", "up", "p batch, step", "q")
 
             lines = [line for line in text.splitlines() if line.startswith("---") or re.match(r"[\d(]", line)]
             assert [re.sub(r"^-+> +", "> ", line) for line in lines] == [
@@ -355,9 +355,9 @@ REFUSED = {
 def test_refused_call_shows_the_cell_and_the_reason(tmp_path: Path) -> None:
     found = shown(*(call for call, _ in REFUSED.values()), folder=tmp_path)
 
-    for number, (outputs, (name, (_, said))) in enumerate(zip(found, REFUSED.items(), strict=True), 2):
+    for number, (outputs, (name, (_, pattern))) in enumerate(zip(found, REFUSED.items(), strict=True), 2):
         lines = traceback(outputs)
         assert len(lines) <= 15, name
-        assert re.match(said.replace("CELL", rf"Cell In\[{number}\]"), lines[-1]), name
+        assert re.match(pattern.replace("CELL", rf"Cell In\[{number}\]"), lines[-1]), name
         assert any(line.startswith(f"Cell In[{number}]") for line in lines), name
         assert "elasticlib/" not in "\n".join(lines), name

@@ -40,7 +40,7 @@ def test_several_ranks_have_whole_lines_after_their_rank() -> None:
     with contextlib.redirect_stdout(io.StringIO()) as stream:
         elastic_launch(settings(3, show=[0, 2]), talks)()
 
-    wanted = [f"[{rank}] {word} of {rank}" for rank in (0, 2) for word in ("out", "err", "end")]
+    wanted = [f"[{rank}] {part} of {rank}" for rank in (0, 2) for part in ("out", "err", "end")]
     assert sorted(stream.getvalue().splitlines()) == sorted(wanted)
 
 
@@ -67,7 +67,7 @@ def test_a_plain_programs_workers_write_themselves(capfd: pytest.CaptureFixture[
     elastic_launch(settings(), talks)()
 
     found = capfd.readouterr()
-    assert all(f"{word} of {rank}" in found.out for word in ("out", "end") for rank in range(2))
+    assert all(f"{part} of {rank}" in found.out for part in ("out", "end") for rank in range(2))
     assert all(f"err of {rank}" in found.err for rank in range(2))
 
 
@@ -146,7 +146,7 @@ began = time.monotonic()
 
 def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
     """A message to the front end costs more than a hundred lines: there are about ten in a second at most."""
-    talked, told = text_after_setup(
+    talked, counted = text_after_setup(
         f"{COUNTS}elastic_launch(settings(show='all'), talks)(300, 0.005)",
         "del sys.stdout.flush\nprint(len(flushes) <= 5 + (time.monotonic() - began) / 0.095, len(flushes))",
         folder=tmp_path,
@@ -155,7 +155,7 @@ def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
     assert sorted(talked.splitlines()) == sorted(
         f"[{rank}] line {n} of {rank}" for n in range(300) for rank in range(2)
     )
-    assert told.startswith("True")
+    assert counted.startswith("True")
 
 
 def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.sampled(0.1)
 def test_a_long_run_shows_its_head_its_last_lines_and_the_file(tmp_path: Path) -> None:
     call = "elastic_launch(settings(), talks)(100_000)"
-    shown, kept, told = outputs_after_setup(
+    shown, kept, printed = outputs_after_setup(
         f"{call};", f"%%capture kept\n{call}", "print(kept.stdout)", folder=tmp_path
     )
 
@@ -201,7 +201,7 @@ def test_a_long_run_shows_its_head_its_last_lines_and_the_file(tmp_path: Path) -
     assert file.read_text().count("\n") == 100_000
 
     assert kept == []
-    text = "".join(output.text for output in told)
+    text = "".join(output.text for output in printed)
     assert len(text) < 202_000
     assert text.rstrip().endswith("\n".join(last))
 

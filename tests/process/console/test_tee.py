@@ -358,14 +358,14 @@ def test_tee_leaves_a_lost_console_alone_and_continues_with_other_one(
 ) -> None:
     calls = []
 
-    def gone(block: bytes) -> None:
+    def lost(block: bytes) -> None:
         calls.append(block)
         raise BrokenPipeError
 
     out, err = tmp_path / "out", tmp_path / "err"
     out.touch()
     err.touch()
-    tee = Tee(gone, console)
+    tee = Tee(lost, console)
     tee.follow(str(out), b"", Std.OUT)
     tee.follow(str(err), b"", Std.ERR)
 
@@ -414,9 +414,9 @@ def test_waiting_tee_looks_again_when_its_wait_ends_or_is_woken(console: Console
     assert [] == looks
     tee.follow(str(log), b"", Std.OUT)
     wait_until(lambda: not waits)
-    asked = len(looks)
+    count = len(looks)
     tee.wake()
-    wait_until(lambda: len(looks) > asked)
+    wait_until(lambda: len(looks) > count)
 
     assert tee.finish()
     tee.wake()
@@ -535,10 +535,10 @@ def test_long_line_and_last_line_without_newline_are_matched_whole(tee: Tee, log
 
 
 def test_matching_lines_are_kept_when_the_console_is_lost(console: Console, log: Path, hits: Path) -> None:
-    def gone(block: bytes) -> None:
+    def lost(block: bytes) -> None:
         raise BrokenPipeError
 
-    broken = Tee(gone, console)
+    broken = Tee(lost, console)
     copy = LineFilter(str(hits), ["a"])
     broken.follow(str(log), b"", Std.OUT, copy=copy)
 

@@ -82,7 +82,7 @@ def test_failure_of_a_worker_is_reported_in_full(row: Row, kind: str, method: st
     assert row.trace in failure.traceback
     assert row.hint in failure.hint
     # The stack of a forked worker begins in the launcher's own files, which say nothing to the user.
-    assert not any(word in failure.traceback for word in ("_spawner", "_fork_server", "popen_fork", "Extension modul"))
+    assert not any(name in failure.traceback for name in ("_spawner", "_fork_server", "popen_fork", "Extension modul"))
     copy = pickle.loads(pickle.dumps(error))
     assert (error.failures, str(error)) == (copy.failures, str(copy))
 

@@ -78,13 +78,13 @@ class Dies:
         self._how(*self._args)
 
 
-held: list[Any] = []
+kept: list[Any] = []
 
 
 def holds(how: str) -> str:
     """Return, and leave an object that ends the process when it is finalized."""
     ways = {"crash": (crash,), "signal": (os.kill, os.getpid(), signal.SIGKILL), "exit": (os._exit, 9)}
-    held.append(Dies(*ways[how]))
+    kept.append(Dies(*ways[how]))
     return "the result"
 
 
@@ -97,8 +97,8 @@ def test_a_result_outlives_a_finalizer_that_ends_the_process(
     config = LaunchConfig(nproc_per_node=1, max_restarts=0, start_method=method)  # type: ignore[arg-type]
 
     assert {0: "the result"} == elastic_launch(config, holds)(how)
-    (told,) = [record.getMessage() for record in caplog.records if "were finalized" in record.getMessage()]
-    assert {"crash": "SIGSEGV", "signal": "SIGKILL", "exit": "exit status 9"}[how] in told
+    (message,) = [record.getMessage() for record in caplog.records if "were finalized" in record.getMessage()]
+    assert {"crash": "SIGSEGV", "signal": "SIGKILL", "exit": "exit status 9"}[how] in message
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -86,9 +86,9 @@ def test_summary_shows_for_each_failure_all_that_is_known(tmp_path: Path) -> Non
         assert f"host      : {os.uname().nodename}" in block
         assert re.search(r"exitcode  : 1 \(pid: \d+\)$", block, re.MULTILINE)
         assert re.search(rf"error_file: {re.escape(str(tmp_path))}/.*error\.json$", block, re.MULTILINE)
-        told = re.search(r"traceback : (\w+: [\w ]+) \(.*\): see above$", block, re.MULTILINE)
-        assert told
-        assert stderr.count(f"\n{told[1]}\n") == 1
+        cause = re.search(r"traceback : (\w+: [\w ]+) \(.*\): see above$", block, re.MULTILINE)
+        assert cause
+        assert stderr.count(f"\n{cause[1]}\n") == 1
     assert len(re.findall(r"Traceback .*\n(?: .*\n)*? .*script\.py\", line \d+, in <module>", stderr)) == 2
 
 
@@ -145,9 +145,9 @@ def test_recorded_error_is_reported_with_its_traceback(way: str, code: str, tmp_
     status, stderr = elasticrun(tmp_path, code, way, "--log-dir", str(tmp_path))
 
     root = summary_of(stderr).split("Root Cause")[1]
-    told = root if way == "--no-python" else stderr.partition("script.py FAILED")[0]
+    text = root if way == "--no-python" else stderr.partition("script.py FAILED")[0]
     assert 1 == status
-    assert re.search(r'script\.py", line \d+, in main\n +raise ValueError\("a bad value"\)', told)
+    assert re.search(r'script\.py", line \d+, in main\n +raise ValueError\("a bad value"\)', text)
     error_file = Path(re.findall(r"error_file: (.*)", root)[0])
     entry = json.loads(error_file.read_text())["message"]
     assert "ValueError: a bad value" in entry["message"]

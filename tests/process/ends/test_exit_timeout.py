@@ -24,7 +24,7 @@ STILL_AT_WORK = "the program succeeded, but its threads, exit handlers or finali
 HOLDERS = ["thread", "atexit", "native", "thread pool"]
 
 
-def held_by(how: str) -> None:
+def keep_alive(how: str) -> None:
     """Keep this process alive beyond the end of its program."""
     match how:
         case "thread":
@@ -48,7 +48,7 @@ def wait_holding_the_lock() -> None:
 def raises_on_rank_one(how: str, folder: str) -> None:
     """Rank 1 raises while something keeps its process; rank 0 notes when it is stopped."""
     if os.environ["RANK"] == "1":
-        held_by(how)
+        keep_alive(how)
         while not Path(folder, "ready").exists():
             time.sleep(0.005)
         Path(folder, "raised").write_text(repr(time.time()))
@@ -128,14 +128,14 @@ def raises_in_first_attempt() -> str:
     """Raise and linger in the first attempt; return the attempt's number in the next."""
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     if attempt == "0":
-        held_by("thread")
+        keep_alive("thread")
         raise ValueError("first attempt")
     return attempt
 
 
 def returns_and_lingers(how: str) -> int:
     """Return while something keeps the process."""
-    held_by(how)
+    keep_alive(how)
     return 7
 
 
@@ -199,7 +199,7 @@ def elasticrun(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "arguments", "status", "output", "said"),
+    ("options", "arguments", "status", "output", "messages"),
     [
         (
             ["--exit-timeout", "0.5"],
@@ -214,7 +214,7 @@ def elasticrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     ids=["a status", "ended early", "by default"],
 )
 def test_threads_of_a_script_work_on_until_a_status_or_timeout(
-    options: list[str], arguments: list[str], status: int, output: str, said: list[str], tmp_path: Path
+    options: list[str], arguments: list[str], status: int, output: str, messages: list[str], tmp_path: Path
 ) -> None:
     """The status of the script is the failure's, not that of the signal; no warning comes before its time."""
     script = tmp_path / "lingers.py"
@@ -223,8 +223,8 @@ def test_threads_of_a_script_work_on_until_a_status_or_timeout(
     done = elasticrun(*options, str(script), *arguments)
 
     assert (status, output) == (done.returncode, done.stdout)
-    assert all(text in done.stderr for text in said)
-    assert bool(said) == bool(done.stderr)
+    assert all(text in done.stderr for text in messages)
+    assert bool(messages) == bool(done.stderr)
 
 
 FINALIZERS = """
@@ -250,9 +250,9 @@ def test_a_finalizer_that_never_ends_holds_no_job(tmp_path: Path) -> None:
 def has_a_local_that_hangs() -> int:
     """Return; in rank 0 a local variable keeps the call from coming back, in native code, as a process group may."""
     _, writing = os.pipe()  # which nobody reads
-    held = os.fdopen(writing, "wb", 1 << 20)
+    file = os.fdopen(writing, "wb", 1 << 20)
     if os.environ["RANK"] == "0":
-        held.write(bytes(1 << 19))
+        file.write(bytes(1 << 19))
     return 7
 
 

@@ -32,7 +32,7 @@ class Command:
 
     def works(self, times: int = 2) -> None:
         """Return once its workers have made some steps."""
-        self.program.says("works", times)
+        self.program.wait_for_line("works", times)
 
     def send(self, signum: int) -> None:
         self.program.popen.send_signal(signum)
@@ -49,9 +49,9 @@ def commands() -> Iterator[list[Command]]:
         each.program.close()
 
 
-def stops(said: str) -> dict[int, int]:
+def stops(output: str) -> dict[int, int]:
     """{rank: the step at which it stopped}."""
-    return {int(rank): int(step) for rank, step in re.findall(r"rank (\d+) stops at (\d+)", said)}
+    return {int(rank): int(step) for rank, step in re.findall(r"rank (\d+) stops at (\d+)", output)}
 
 
 def test_all_ranks_stop_at_one_step_and_the_command_reports_preemption(commands: list[Command]) -> None:
@@ -59,39 +59,39 @@ def test_all_ranks_stop_at_one_step_and_the_command_reports_preemption(commands:
     command.works(4)
 
     command.send(signal.SIGTERM)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert 75 == status, said
-    assert {0, 1, 2, 3} == stops(said).keys() and 1 == len(set(stops(said).values())), said
-    assert "signal 15 (0, 1, 2, 3)" in said
-    assert "got SIGTERM: its workers were asked to stop, and have returned" in said
+    assert 75 == status, output
+    assert {0, 1, 2, 3} == stops(output).keys() and 1 == len(set(stops(output).values())), output
+    assert "signal 15 (0, 1, 2, 3)" in output
+    assert "got SIGTERM: its workers were asked to stop, and have returned" in output
 
 
 def test_a_signal_to_every_process_waits_for_the_step_too(commands: list[Command]) -> None:
     """As Slurm sends it."""
     commands.append(command := Command())
-    pids = [int(command.program.says(f"rank {rank} works as").rpartition(" ")[2]) for rank in range(2)]
+    pids = [int(command.program.wait_for_line(f"rank {rank} works as").rpartition(" ")[2]) for rank in range(2)]
 
     for pid in (*pids, command.program.popen.pid):
         os.kill(pid, signal.SIGTERM)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert 75 == status, said
-    assert {0, 1} == stops(said).keys() and 1 == len(set(stops(said).values())), said
+    assert 75 == status, output
+    assert {0, 1} == stops(output).keys() and 1 == len(set(stops(output).values())), output
 
 
 def test_a_restart_ends_ranks_that_ask(commands: list[Command]) -> None:
     commands.append(command := Command("--max-restarts", "1"))
-    victim = int(command.program.says("rank 1 works as").rpartition(" ")[2])
-    command.program.says("rank 0 works as")
+    victim = int(command.program.wait_for_line("rank 1 works as").rpartition(" ")[2])
+    command.program.wait_for_line("rank 0 works as")
 
     os.kill(victim, signal.SIGKILL)
     command.works(4)
     command.send(signal.SIGTERM)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert 75 == status, said
-    assert {0, 1} == stops(said).keys(), said
+    assert 75 == status, output
+    assert {0, 1} == stops(output).keys(), output
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -106,7 +106,7 @@ def test_ranks_that_wait_in_collectives_stop_at_one_step(commands: list[Command]
     for each in commands:
         each.send(signal.SIGTERM)
     ends = [each.ends() for each in commands]
-    found = {rank: step for _, said in ends for rank, step in stops(said).items()}
+    found = {rank: step for _, output in ends for rank, step in stops(output).items()}
 
     assert {75} == {status for status, _ in ends}, ends
     assert {0, 1, 2, 3} == found.keys() and 1 == len(set(found.values())), ends
@@ -126,23 +126,23 @@ def test_ctrl_c_lets_the_ranks_save_and_does_not_count_as_preemption(commands: l
     command.works()
 
     command.send(signal.SIGINT)
-    status, said = command.ends()
+    status, output = command.ends()
 
     assert 1 == status
-    assert {0, 1} == stops(said).keys() and "Traceback" not in said, said
+    assert {0, 1} == stops(output).keys() and "Traceback" not in output, output
 
 
 def test_a_second_ctrl_c_waits_for_no_step(commands: list[Command]) -> None:
     commands.append(command := Command(STUBBORN="1"))
     command.works()
     command.send(signal.SIGINT)
-    command.program.says("rank 1 stops")
+    command.program.wait_for_line("rank 1 stops")
 
     command.send(signal.SIGINT)
-    status, said = command.ends()
+    status, output = command.ends()
 
     assert 1 == status
-    assert "KeyboardInterrupt" in said or "SIGINT" in said
+    assert "KeyboardInterrupt" in output or "SIGINT" in output
 
 
 def test_near_the_deadline_the_rest_gets_the_signal(commands: list[Command]) -> None:
@@ -151,10 +151,10 @@ def test_near_the_deadline_the_rest_gets_the_signal(commands: list[Command]) -> 
 
     command.send(signal.SIGTERM)
     began = time.monotonic()
-    status, said = command.ends()
+    status, output = command.ends()
 
     assert 1 == status
-    assert {0, 1} == stops(said).keys(), said
+    assert {0, 1} == stops(output).keys(), output
     assert time.monotonic() - began < 10
 
 
@@ -163,37 +163,37 @@ def test_a_rank_that_does_not_ask_gets_the_signal_at_once(commands: list[Command
     command.works()
 
     command.send(signal.SIGTERM)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert "rank 1 handles 15" in said and {0} == stops(said).keys(), said
-    assert 75 == status, said
+    assert "rank 1 handles 15" in output and {0} == stops(output).keys(), output
+    assert 75 == status, output
 
 
 def test_ranks_that_finish_before_their_stop_have_succeeded(commands: list[Command]) -> None:
     commands.append(command := Command(LAST="40"))
     command.works()
-    command.program.says("is done")
+    command.program.wait_for_line("is done")
 
     command.send(signal.SIGTERM)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert status in (0, 75) and "Traceback" not in said, said
-    assert (status == 75) == bool(stops(said)), said
+    assert status in (0, 75) and "Traceback" not in output, output
+    assert (status == 75) == bool(stops(output)), output
 
 
 def test_a_rank_killed_while_others_wait_ends_the_job(commands: list[Command]) -> None:
     commands.append(command := Command("--max-restarts", "0"))
     command.works()
-    victim = int(command.program.says("rank 1 works as").rpartition(" ")[2])
+    victim = int(command.program.wait_for_line("rank 1 works as").rpartition(" ")[2])
     os.kill(victim, signal.SIGSTOP)  # it will not see the request
 
     command.send(signal.SIGTERM)
-    command.program.says("stop at the next step")
+    command.program.wait_for_line("stop at the next step")
     os.kill(victim, signal.SIGKILL)
-    status, said = command.ends()
+    status, output = command.ends()
 
-    assert 1 == status, said
-    assert {} == stops(said)
+    assert 1 == status, output
+    assert {} == stops(output)
 
 
 # Several nodes.
@@ -212,7 +212,7 @@ def test_ranks_of_several_nodes_stop_at_one_step(commands: list[Command]) -> Non
     for each in nodes(commands, 3, free_port(), "--nnodes", "3"):
         each.send(signal.SIGTERM)
     ends = [each.ends() for each in commands]
-    found = {rank: step for _, said in ends for rank, step in stops(said).items()}
+    found = {rank: step for _, output in ends for rank, step in stops(output).items()}
 
     assert [75, 75, 75] == [status for status, _ in ends], ends
     assert set(range(6)) == found.keys() and 1 == len(set(found.values())), ends
@@ -225,17 +225,17 @@ def test_a_drained_node_leaves_and_the_others_go_on(commands: list[Command]) -> 
     stays, drained = sorted(both, key=lambda node: not hosts_store(node, port))
 
     drained.send(signal.SIGTERM)
-    status, said = drained.ends()
+    status, output = drained.ends()
     stays.works(4)
     stays.send(signal.SIGTERM)
     last, more = stays.ends()
 
-    assert (75, 75) == (status, last), (said, more)
+    assert (75, 75) == (status, last), (output, more)
     first = {
-        **stops(said),
+        **stops(output),
         **{int(rank): int(step) for rank, step in re.findall(r"rank (\d+) stops at (\d+)", more)[:2]},
     }
-    assert 4 == len(first) and 1 == len(set(first.values())), (said, more)
+    assert 4 == len(first) and 1 == len(set(first.values())), (output, more)
     assert "round 0 ended: node" in more
 
 
@@ -247,7 +247,7 @@ def test_all_nodes_are_preempted_with_the_host_of_the_store(commands: list[Comma
 
     host.send(signal.SIGTERM)
     ends = [host.ends(), other.ends()]
-    found = {rank: step for _, said in ends for rank, step in stops(said).items()}
+    found = {rank: step for _, output in ends for rank, step in stops(output).items()}
 
     assert [75, 75] == [status for status, _ in ends], ends
     assert 4 == len(found) and 1 == len(set(found.values())), ends

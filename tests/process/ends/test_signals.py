@@ -282,19 +282,19 @@ def test_a_background_job_of_a_shell_script_obeys_an_interrupt(job: Job) -> None
     assert (1, ["rank0.SIGINT"]) == (status, job.noted())
 
 
-@pytest.mark.parametrize("handler", ["lambda *_: came.append(1)", "signal.SIG_IGN"])
+@pytest.mark.parametrize("handler", ["lambda *_: received.append(1)", "signal.SIG_IGN"])
 def test_program_keeps_its_own_handler_of_a_notice_during_a_launch(handler: str, tmp_path: Path) -> None:
     code = (
         "import signal, os\nfrom elasticlib import LaunchConfig, elastic_launch\nfrom tests.process import duties\n"
-        f"came = []\nsignal.signal(signal.SIGUSR1, {handler})\nbefore = signal.getsignal(signal.SIGUSR1)\n"
+        f"received = []\nsignal.signal(signal.SIGUSR1, {handler})\nbefore = signal.getsignal(signal.SIGUSR1)\n"
         "job = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.sends_its_launcher)\n"
-        "print(job(os.getpid(), int(signal.SIGUSR1)), signal.getsignal(signal.SIGUSR1) is before, came)\n"
+        "print(job(os.getpid(), int(signal.SIGUSR1)), signal.getsignal(signal.SIGUSR1) is before, received)\n"
     )
 
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
 
-    expected = "[1]" if "came" in handler else "[]"
+    expected = "[1]" if "received" in handler else "[]"
     assert (0, f"{{0: None}} True {expected}\n") == (done.returncode, done.stdout), done.stderr
 
 
@@ -404,10 +404,10 @@ def test_a_checkpoint_that_native_code_writes_is_written_to_its_end(job: Job) ->
 def test_a_rank_that_has_taken_note_of_the_signal_may_go_on_in_native_code(job: Job) -> None:
     """Its handler asks it to stop at the end of its step, which takes longer than the others' patience."""
     code = (
-        "import ctypes\nasked = []\nsignal.signal(signal.SIGTERM, lambda *_: asked.append(1))\nat_work(here)\n"
-        "while not asked:\n    time.sleep(0.01)\n"
+        "import ctypes\nrequests = []\nsignal.signal(signal.SIGTERM, lambda *_: requests.append(1))\nat_work(here)\n"
+        "while not requests:\n    time.sleep(0.01)\n"
         f"clock = time.monotonic()\nwhile time.monotonic() < clock + {STUCK + 1}:\n    ctypes.CDLL(None).sleep(1)\n"
-        "say(here / f\"saved{os.environ['RANK']}\", '')"
+        "write_whole(here / f\"saved{os.environ['RANK']}\", '')"
     )
     job.start(code, "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)

@@ -53,7 +53,7 @@ def stop(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def held(pid: int) -> Iterator[None]:
+def traced(pid: int) -> Iterator[None]:
     """A process as a debugger holds it, whom SIGCONT does not wake."""
     libc, stands = ctypes.CDLL(None, use_errno=True), threading.Event()
     ended: list[int] = []
@@ -105,7 +105,7 @@ def test_a_spawner_that_does_not_answer_is_killed_with_all_below_it(grace: int, 
     job.start(WORKS, "--shutdown-timeout", str(grace))
     job.wait_for(*ALL_AT_WORK)
 
-    with held(chain(job)["spawner"]):
+    with traced(chain(job)["spawner"]):
         job.send(signal.SIGTERM)
         status, stderr = job.end(grace + KILL_LIMIT + AT_ONCE)
 
@@ -117,7 +117,7 @@ def test_a_second_signal_kills_a_spawner_that_does_not_answer(job: Job) -> None:
     job.start(WORKS, "--shutdown-timeout", NEVER, LOGLEVEL="INFO")
     job.wait_for(*ALL_AT_WORK)
 
-    with held(chain(job)["spawner"]):
+    with traced(chain(job)["spawner"]):
         job.send(signal.SIGTERM)
         assert job.launcher is not None and job.launcher.stderr is not None
         assert any("stop" in line for line in job.launcher.stderr), "the first one has been heard"
@@ -135,7 +135,7 @@ def test_a_launcher_ends_in_order_though_one_above_its_spawner_is_stopped(victim
     stop(chain(job)[victim])
     begun = time.monotonic()
 
-    duties.say(job.folder / "go", "")
+    duties.write_whole(job.folder / "go", "")
 
     status, stderr = job.end()
     took = time.monotonic() - begun
@@ -237,7 +237,8 @@ def test_a_stopped_fork_server_is_woken_by_the_next_launch(job: Job) -> None:
         "from tests.process.ends.test_stopped import stop\n"
         "call = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.chain)\n"
         "first = call()[0]\nstop(first['fork server'])\nassert call()[0]['fork server'] == first['fork server']\n"
-        f"duties.say(__import__('pathlib').Path({str(job.folder)!r}) / 'pids', ' '.join(map(str, first.values())))\n"
+        f"path = __import__('pathlib').Path({str(job.folder)!r}) / 'pids'\n"
+        "duties.write_whole(path, ' '.join(map(str, first.values())))\n"
     )
     job.launcher = subprocess.Popen(
         [sys.executable, str(job.folder / "twice.py")],

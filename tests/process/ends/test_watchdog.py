@@ -40,11 +40,10 @@ with expires(after=0.1, scope="stuck", client=client):
 SERVER = """
 import sys
 from {timer} import FileTimerServer
-told = []
-def tell(name, timer):
+def print_event(name, timer):
     print(name, "-" if timer is None else timer.scope_id, flush=True)
 # Torch's server sends its own process the same signal: it is the last thing that this one does.
-FileTimerServer(sys.argv[1], "job", 0.1, log_event=tell).start()
+FileTimerServer(sys.argv[1], "job", 0.1, log_event=print_event).start()
 sys.stdin.read()
 """
 
@@ -61,8 +60,8 @@ def program(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("client", ENDS)
 def test_our_server_kills_the_process_whose_timer_expired_and_no_other(client: str, tmp_path: pathlib.Path) -> None:
-    path, told = str(tmp_path / "timers"), list[tuple[str, str]]()
-    server = FileTimerServer(path, "job", 60, log_event=lambda name, timer: told.append((name, timer_name(timer))))
+    path, events = str(tmp_path / "timers"), list[tuple[str, str]]()
+    server = FileTimerServer(path, "job", 60, log_event=lambda name, timer: events.append((name, timer_name(timer))))
     server.start()
     bystander = "import sys, time\nprint('up', flush=True)\ntime.sleep(1000)"
 
@@ -78,7 +77,7 @@ def test_our_server_kills_the_process_whose_timer_expired_and_no_other(client: s
         ("timer expired", "stuck"),
         ("kill worker process", "stuck"),
         ("watchdog stopped", ""),
-    ] == told
+    ] == events
 
 
 def timer_name(timer: Any) -> str:
@@ -149,7 +148,7 @@ def sleep(folder: str) -> None:
 
 def test_a_worker_in_uninterruptible_sleep_ends_the_job_without_a_restart(tmp_path: pathlib.Path) -> None:
     """No worker can be put into that state here: the states are told by the test."""
-    said: list[records.Record] = []
+    recorded: list[records.Record] = []
     with open_local("job", Rules(max_restarts=3)) as rendezvous:
         spec = WorkerSpec(
             "trainer",
@@ -161,23 +160,23 @@ def test_a_worker_in_uninterruptible_sleep_ends_the_job_without_a_restart(tmp_pa
             monitor_interval=0.02,
             preload=(),
         )
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(), sink=said.append)
+        agent = LocalElasticAgent(spec, DefaultLogsSpecs(), sink=recorded.append)
 
         def state(pid: int) -> str:
             return "D" if pid == agent.get_worker_group().workers[1].id else "S"
 
-        agent._watch = Watch({}, "job", said.append, uninterruptible_state_timeout=0.1, read_state=state)
+        agent._watch = Watch({}, "job", recorded.append, uninterruptible_state_timeout=0.1, read_state=state)
         result = agent.run()
 
     (rank, failure), *others = result.failures.items()
-    ends = [record for record in said if isinstance(record, records.RoundEnded)]
+    ends = [record for record in recorded if isinstance(record, records.RoundEnded)]
     assert (True, 1, [], True) == (result.is_failed(), rank, others, failure.fatal)
     assert "was in uninterruptible sleep (state D) for 0 s" in failure.message
     assert [False] == [end.restart for end in ends]
     assert "a restart would fail again" in ends[0].why
 
 
-def ask(port: int) -> dict[str, Any]:
+def health(port: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     connection.request("GET", "/")
     answer = connection.getresponse()
@@ -219,11 +218,11 @@ def test_health_check_port_answers_that_the_job_is_alive(
     monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", str(port))
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
 
-    found = while_running(LaunchConfig(nproc_per_node=1, preload=()), tmp_path, lambda: ask(port))
+    found = while_running(LaunchConfig(nproc_per_node=1, preload=()), tmp_path, lambda: health(port))
 
     assert (200, True, 60) == (found["status"], found["alive"], found["timeout"])
     with pytest.raises(ConnectionError):
-        ask(port)
+        health(port)
 
 
 CROWDED = """
@@ -291,12 +290,12 @@ def test_crowd_at_the_health_check_leaves_descriptors_for_a_restart(tmp_path: pa
             clients = [crowd.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT)) for _ in range(200)]
             crowd.enter_context(dripping(clients))
             (tmp_path / "die").touch()
-            said, _ = process.communicate(timeout=LIMIT)
+            output, _ = process.communicate(timeout=LIMIT)
         finally:
             process.kill()
 
-    assert 0 == process.returncode, said
-    assert "{0: 'again'}" == said.splitlines()[-1]
+    assert 0 == process.returncode, output
+    assert "{0: 'again'}" == output.splitlines()[-1]
 
 
 def test_job_continues_without_its_health_check_when_the_port_is_taken(
@@ -316,12 +315,12 @@ def test_a_health_check_server_of_the_callers_is_stopped_with_the_job(tmp_path: 
     server.start()
 
     found = while_running(
-        LaunchConfig(nproc_per_node=1, preload=()), tmp_path, lambda: ask(server.port), health_check_server=server
+        LaunchConfig(nproc_per_node=1, preload=()), tmp_path, lambda: health(server.port), health_check_server=server
     )
 
     assert 503 == found["status"]
     with pytest.raises(ConnectionError):
-        ask(server.port)
+        health(server.port)
 
 
 # Debug servers.
@@ -359,14 +358,14 @@ def test_a_worker_that_has_loaded_torch_answers_on_a_socket_of_its_own(preload: 
     assert not os.path.exists(os.path.dirname(str(paths[0])))
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_worker_without_torch_or_without_the_option_has_no_debug_server(asked: bool) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_worker_without_torch_or_without_the_option_has_no_debug_server(enabled: bool) -> None:
     """Without torch the variable of torch's own names a socket that is free."""
-    config = LaunchConfig(nproc_per_node=1, max_restarts=0, worker_server=asked, preload=())
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, worker_server=enabled, preload=())
 
-    ((answer, served, free),) = elastic_launch(config, ping)(not asked).values()
+    ((answer, served, free),) = elastic_launch(config, ping)(not enabled).values()
 
-    assert (None, None, "0" if asked else None) == (answer, served, free and os.path.basename(free))
+    assert (None, None, "0" if enabled else None) == (answer, served, free and os.path.basename(free))
 
 
 SCRIPT = """

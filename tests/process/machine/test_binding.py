@@ -78,8 +78,8 @@ def test_scripts_and_programs_run_on_the_cpus_of_their_gpu(
 
     elastic_launch(LaunchConfig(**options(start_method=method, logs_specs=logs)), entry)(*args)
 
-    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))]
-    assert node_of_gpu == [facts["cpus"] for facts in told]
+    reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))]
+    assert node_of_gpu == [facts["cpus"] for facts in reports]
 
 
 def test_the_launcher_itself_is_not_bound(node_of_gpu: list[list[int]]) -> None:
@@ -113,11 +113,11 @@ def test_a_virtual_local_rank_leaves_the_real_one_in_arguments_and_logs(
     elastic_launch(config, tmp_path / "facts.py")("${local_rank}")
 
     files = sorted(tmp_path.glob("logs/*/attempt_0/*/stdout.log"))
-    told = [path.read_text().rsplit(maxsplit=1) for path in files]
+    reports = [path.read_text().rsplit(maxsplit=1) for path in files]
     assert ["0", "1"] == [path.parent.name for path in files]
-    assert ["0", "1"] == [argument for _, argument in told]
+    assert ["0", "1"] == [argument for _, argument in reports]
     assert [("0", "5"), ("0", "7")] == [
-        (facts["LOCAL_RANK"], facts["CUDA_VISIBLE_DEVICES"]) for facts in (json.loads(text) for text, _ in told)
+        (facts["LOCAL_RANK"], facts["CUDA_VISIBLE_DEVICES"]) for facts in (json.loads(text) for text, _ in reports)
     ]
     assert ["[default_role0]:", "[default_role1]:"] == sorted(
         line.split("{")[0] for line in capfd.readouterr().out.splitlines()

@@ -47,30 +47,30 @@ def start() -> Iterator[Start]:
 
 @pytest.mark.parametrize("preload", ["", "torch"])
 def test_first_process_runs_a_job(start: Start, preload: str) -> None:
-    status, said = start("steps.py", "--preload", preload, LAST="10").ends()
+    status, output = start("steps.py", "--preload", preload, LAST="10").ends()
 
-    assert (0, 2) == (status, said.count("is done")), said
+    assert (0, 2) == (status, output.count("is done")), output
 
 
 def test_sigterm_lets_its_workers_save(start: Start) -> None:
     program = start("steps.py", "--preload", "")
-    program.says("works", 2)
+    program.wait_for_line("works", 2)
     [first] = children(program.popen.pid)
 
     os.kill(first, signal.SIGTERM)
-    status, said = program.ends()
+    status, output = program.ends()
 
-    steps = dict(re.findall(r"rank (\d+) stops at (\d+)", said))
-    assert (75, {"0", "1"}, 1) == (status, steps.keys(), len(set(steps.values()))), said
+    steps = dict(re.findall(r"rank (\d+) stops at (\d+)", output))
+    assert (75, {"0", "1"}, 1) == (status, steps.keys(), len(set(steps.values()))), output
 
 
 def test_first_process_reports_a_worker_that_was_killed(start: Start) -> None:
     program = start("steps.py", "--preload", "")
-    inner = program.says("rank 1 works as").split()[-1]
+    inner = program.wait_for_line("rank 1 works as").split()[-1]
     [first] = children(program.popen.pid)
 
     subprocess.run(["nsenter", f"--target={first}", "--pid", "--mount", "kill", "-KILL", inner], check=True)
-    status, said = program.ends()
+    status, output = program.ends()
 
-    assert 1 == status, said
-    assert "rank 1: ended by SIGKILL" in said, said
+    assert 1 == status, output
+    assert "rank 1: ended by SIGKILL" in output, output

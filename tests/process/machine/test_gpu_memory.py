@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SHIM = str(ROOT / "tests" / "shims" / "nvml")
 LIMIT = 60.0
-HELD = 4 * TOLERANCE
+USED = 4 * TOLERANCE
 RESTARTING = """
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def fails_with_memory(folder: Path, readings: int) -> None:
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     note(folder, f"worker {attempt}")
     if attempt == "0":
-        uses(folder, [0, *[HELD] * (readings - 1), 0] if readings else [0, HELD])
+        uses(folder, [0, *[USED] * (readings - 1), 0] if readings else [0, USED])
         raise RuntimeError("out of luck")
 
 

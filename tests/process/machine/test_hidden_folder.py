@@ -100,7 +100,7 @@ def test_programs_start_as_python_starts_them(
 ) -> None:
     """Also the first folder of the search path is the same."""
     (tmp_path / "shown.py").write_text("import os, sys; print(os.readlink('/proc/self/cwd'), sys.path[0])")
-    command = [word.format(tmp_path) for word in program]
+    command = [argument.format(tmp_path) for argument in program]
 
     plain = hidden.run(*command)
     done = hidden.run("-m", "elasticlib.run", *options, *command)
@@ -116,10 +116,10 @@ def here() -> tuple[int, int]:
 
 def enter_removed_folder(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change to a folder below *parent*, which is gone then."""
-    gone = parent / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = parent / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
 
 
 def test_launches_before_and_after_a_removed_folder_are_each_in_their_own(

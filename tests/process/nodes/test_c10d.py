@@ -43,7 +43,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "c10d_host.py"
 LONG = 30.0
 ALONE = """
 import os, socket, subprocess, sys
-_, _, endpoint, *guest = sys.argv
+_, _, endpoint, *command = sys.argv
 host, port = endpoint.split(":")
 socket.create_connection((host, int(port)), 10).close()
 for tried in (int(port), int(os.environ["MASTER_PORT"])):
@@ -53,9 +53,9 @@ for tried in (int(port), int(os.environ["MASTER_PORT"])):
     except ConnectionRefusedError:
         print("refused", flush=True)
 print(os.environ["MASTER_ADDR"], flush=True)
-sys.exit(subprocess.run(guest).returncode)
+sys.exit(subprocess.run(command).returncode)
 """
-"""Of a worker: tries the two ports by an address of this machine that is not the name's, then runs a guest."""
+"""Of a worker: tries the two ports by an address of this machine that is not the name's, then runs a command."""
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +180,10 @@ class TestWhoHosts:
         """By another job of this machine, too; whoever comes another way is refused."""
         options = ["-m", "elasticlib.run", "--rdzv-backend", "c10d", "--no-python", "--max-restarts", "0"]
         endpoint = ["--rdzv-endpoint", f"{socket.gethostname()}:{free_port()}"]
-        guest = [sys.executable, *options, *endpoint, "--rdzv-id", "guest", sys.executable, "-c", "print('met')"]
+        inner = [sys.executable, *options, *endpoint, "--rdzv-id", "joined", sys.executable, "-c", "print('met')"]
 
         done = subprocess.run(
-            [sys.executable, *options, *endpoint, "--rdzv-id", "host", sys.executable, "-c", ALONE, *endpoint, *guest],
+            [sys.executable, *options, *endpoint, "--rdzv-id", "host", sys.executable, "-c", ALONE, *endpoint, *inner],
             capture_output=True,
             text=True,
             timeout=120,
@@ -371,8 +371,8 @@ class TestStrangers:
 
     def test_job_of_a_silent_claimant_is_claimed_after_two_heartbeats(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
-        dead, second, third = (claim(word) for word in ("dead", "second", "third"))
-        exchange = guest(backend, first, "b")
+        dead, second, third = (claim(name) for name in ("dead", "second", "third"))
+        exchange = join_store(backend, first, "b")
         assert dead.take(exchange)
         exchange.write({ANNOUNCEMENT: b"the dead one's", COORDINATOR_HEARTBEAT: b"its last"})
         exchange.post(b"for the dead one")
@@ -395,7 +395,7 @@ class TestStrangers:
 
     def test_of_two_that_claim_a_job_again_one_has_it(self, backend: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         first = served(backend("localhost:0", "a"))
-        exchange = guest(backend, first, "b")
+        exchange = join_store(backend, first, "b")
         late = claim("late")
         assert claim("dead").take(exchange)
         with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists"):
@@ -415,7 +415,7 @@ class TestStrangers:
 
     def test_a_claimant_that_was_only_paused_writes_nothing_any_more(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
-        exchange = guest(backend, first, "b")
+        exchange = join_store(backend, first, "b")
         paused, heir = claim("paused"), claim("heir")
         assert paused.take(exchange)
         old = paused.coordinating(exchange)
@@ -434,19 +434,19 @@ class TestStrangers:
     def test_joined_job_lives_while_its_heartbeat_changes_until_its_end(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         now = 0.0
-        guests = OtherJobs(guest(backend, first, "a"), lambda: now)
-        none = guests.living()
-        claims = {run_id: (claim(run_id, run_id), guest(backend, first, run_id)) for run_id in ("b", "c/d", "e")}
+        other_jobs = OtherJobs(join_store(backend, first, "a"), lambda: now)
+        none = other_jobs.living()
+        claims = {run_id: (claim(run_id, run_id), join_store(backend, first, run_id)) for run_id in ("b", "c/d", "e")}
         for each, exchange in claims.values():
             assert each.take(exchange)
-        seen = [guests.living()]
+        seen = [other_jobs.living()]
         for pulse in (b"1", b"2"):
             now += 19.0
             claims["b"][1].write({COORDINATOR_HEARTBEAT: pulse})
             claims["c/d"][1].write({COORDINATOR_HEARTBEAT: pulse})
-            seen.append(guests.living())
+            seen.append(other_jobs.living())
         claims["b"][0].give_up(claims["b"][1])
-        seen.append(guests.living())
+        seen.append(other_jobs.living())
 
         assert [] == none
         assert [["b", "c/d", "e"], ["b", "c/d", "e"], ["b", "c/d"], ["c/d"]] == seen
@@ -462,7 +462,7 @@ class TestStrangers:
     )
     def test_invalid_announcement_of_a_joining_job_delays_no_host(self, backend: Open, lie: bytes) -> None:
         first = served(backend("localhost:0", "a"))
-        exchange = guest(backend, first, "")
+        exchange = join_store(backend, first, "")
         exchange.append("guests", lie)
 
         assert [] == OtherJobs(exchange, lambda: 0.0).living()
@@ -471,20 +471,20 @@ class TestStrangers:
     def test_destroyed_register_of_joining_jobs_delays_no_host(self, backend: Open, lie: bytes) -> None:
         first = served(backend("localhost:0", "a"))
         scribble(first, "elasticlib//guests", lie)
-        told: list[list[str]] = []
+        reported: list[list[str]] = []
 
-        first.stay(LONG, told.append, threading.Event())
+        first.stay(LONG, reported.append, threading.Event())
 
-        assert [] == told
+        assert [] == reported
 
     def test_id_of_a_joined_job_is_free_again_after_its_end(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
-        guest = backend(first.endpoint, "b")
-        exchange = guest.dial(LONG)
-        claimed = guest.claim(exchange)
+        other = backend(first.endpoint, "b")
+        exchange = other.dial(LONG)
+        claimed = other.claim(exchange)
         exchange.post(b"1")
         exchange.write({ANNOUNCEMENT: b"{}"})
-        guest.forget_job()
+        other.forget_job()
         follower = backend(first.endpoint, "b")
         later = follower.dial(LONG)
 
@@ -560,11 +560,11 @@ class TestStrangers:
             exchange.post(b"1")
 
 
-def claim(word: str, run_id: str = "b") -> Claim:
-    return Claim(run_id, 10.0, word.encode(), clock=lambda: 0.0)
+def claim(name: str, run_id: str = "b") -> Claim:
+    return Claim(run_id, 10.0, name.encode(), clock=lambda: 0.0)
 
 
-def guest(backend: Open, host: C10dBackend, run_id: str) -> StoreExchange:
+def join_store(backend: Open, host: C10dBackend, run_id: str) -> StoreExchange:
     """A connection of another job to the store that *host* hosts."""
     exchange = backend(host.endpoint, run_id or "x").dial(LONG)
     assert isinstance(exchange, StoreExchange)
@@ -583,13 +583,13 @@ class TestFile:
         assert {"127.0.0.1"} == {node.address() for node in nodes}
 
     def test_a_file_that_holds_an_ended_job_is_a_clear_error(self, tmp_path: Path) -> None:
-        with subprocess.Popen(["true"]) as gone:
+        with subprocess.Popen(["true"]) as ended:
             pass
         exchange = self.open(tmp_path / "store").dial(LONG)
         exchange.post(b"1")
         node = self.open(tmp_path / "store")
         assert node.claim(node.dial(LONG))
-        exchange.write({"claimant": sign().replace(b"%d " % os.getpid(), b"%d " % gone.pid)})
+        exchange.write({"claimant": sign().replace(b"%d " % os.getpid(), b"%d " % ended.pid)})
 
         late = self.open(tmp_path / "store")
 

@@ -50,11 +50,11 @@ def test_node_that_keeps_leaving_is_refused_and_the_others_continue(port: int, h
         ends.append(node.stderr)
 
     healthy.finish()
-    status, said = healthy.ends()
+    status, output = healthy.ends()
     refused = [f"joined and left {MOST} times, each time after less than" in end for end in ends]
     assert [False] * MOST + [True] * 2 == refused, ends
     assert all("No space left on device" in end for end in ends)
-    assert (0, True) == (status, said.count("at work") <= 2 * MOST + 1), said
+    assert (0, True) == (status, output.count("at work") <= 2 * MOST + 1), output
 
 
 @pytest.mark.sampled(0.6)

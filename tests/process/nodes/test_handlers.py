@@ -59,10 +59,10 @@ class Nodes:
         )
         return len(self.processes) - 1
 
-    def order(self, node: int, *words: str) -> None:
+    def order(self, node: int, *arguments: str) -> None:
         stream = self.processes[node].stdin
         assert stream is not None
-        stream.write(" ".join(words) + "\n")
+        stream.write(" ".join(arguments) + "\n")
 
     def answer(self, node: int) -> Any:
         stream = self.processes[node].stdout
@@ -70,8 +70,8 @@ class Nodes:
         assert select.select([stream], [], [], LIMIT)[0], f"node {node} gave no answer within {LIMIT:g} s"
         return json.loads(stream.readline())
 
-    def ask(self, node: int, *words: str) -> Any:
-        self.order(node, *words)
+    def request(self, node: int, *arguments: str) -> Any:
+        self.order(node, *arguments)
         return self.answer(node)
 
     def meet(self, *nodes: int) -> list[Any]:
@@ -134,13 +134,13 @@ def test_nodes_meet_over_a_real_store_again_and_again_with_fresh_keys(started: l
     ports = []
     for number in range(3):
         places = nodes.meet(a, b)
-        stale = nodes.ask(b, "get", "key")
-        nodes.ask(a, "set", "key", str(number))
+        stale = nodes.request(b, "get", "key")
+        nodes.request(a, "set", "key", str(number))
         ports.append(places[0][2][1])
 
         assert [0, 1] == sorted(rank for rank, _, _ in places)
         assert places[0][1:] == places[1][1:]
-        assert (None, str(number)) == (stale, nodes.ask(b, "get", "key"))
+        assert (None, str(number)) == (stale, nodes.request(b, "get", "key"))
     assert 3 == len(set(ports))
 
 
@@ -153,7 +153,7 @@ def test_a_killed_node_is_noticed_and_the_others_meet_without_it(started: list[N
     sizes = [size for _, size, _ in nodes.meet(host, other)]
     nodes.processes[other].send_signal(signal.SIGKILL)
 
-    wait_until(lambda: nodes.ask(host, "num_nodes_waiting") > 0)
+    wait_until(lambda: nodes.request(host, "num_nodes_waiting") > 0)
     [alone] = nodes.meet(host)
 
     assert ([2, 2], 1) == (sizes, alone[1])
@@ -167,7 +167,7 @@ def test_silent_end_of_a_program_is_noticed_at_once(started: list[Nodes]) -> Non
     nodes.meet(host, other)
 
     nodes.end(other)
-    wait_until(lambda: nodes.ask(host, "num_nodes_waiting") > 0)
+    wait_until(lambda: nodes.request(host, "num_nodes_waiting") > 0)
 
     assert 0 == nodes.processes[other].wait(LIMIT)
 
@@ -178,9 +178,9 @@ def test_a_program_that_lets_no_thread_run_for_a_while_is_not_missed(started: li
     host, other = (nodes.start(is_host=each, heartbeat_timeout=4) for each in (True, False))
     nodes.meet(host, other)
 
-    nodes.ask(other, "hold", "3")
+    nodes.request(other, "hold", "3")
 
-    assert [0, 0] == [nodes.ask(node, "num_nodes_waiting") for node in (other, host)]
+    assert [0, 0] == [nodes.request(node, "num_nodes_waiting") for node in (other, host)]
 
 
 def test_waiting_prints_nothing_on_the_programs_stderr(started: list[Nodes]) -> None:
@@ -191,10 +191,10 @@ def test_waiting_prints_nothing_on_the_programs_stderr(started: list[Nodes]) -> 
         nodes.order(node, "next")
 
     streams = [stream for node in (host, other) if (stream := nodes.processes[node].stderr)]
-    said = select.select(streams, [], [], 4.0)[0]
+    readable = select.select(streams, [], [], 4.0)[0]
     third = nodes.meet(nodes.start(is_host=False))
 
-    assert (2, []) == (len(streams), said)
+    assert (2, []) == (len(streams), readable)
     assert {0, 1, 2} == {place[0] for place in (*third, nodes.answer(host), nodes.answer(other))}
 
 
@@ -204,12 +204,12 @@ def test_a_closed_job_is_closed_for_all_and_for_late_nodes(started: list[Nodes])
     a, b = nodes.start(is_host=True), nodes.start(is_host=False)
     nodes.meet(a, b)
 
-    nodes.ask(b, "set_closed")
-    wait_until(lambda: bool(nodes.ask(a, "is_closed")))
+    nodes.request(b, "set_closed")
+    wait_until(lambda: bool(nodes.request(a, "is_closed")))
     [late] = nodes.meet(nodes.start(is_host=False))
 
     assert "RendezvousClosedError" == late[0]
-    assert [True, True] == [nodes.ask(node, "shutdown") for node in (a, b)]
+    assert [True, True] == [nodes.request(node, "shutdown") for node in (a, b)]
 
 
 def test_static_nodes_have_given_ranks_and_a_port_without_old_keys(started: list[Nodes]) -> None:
@@ -218,13 +218,13 @@ def test_static_nodes_have_given_ranks_and_a_port_without_old_keys(started: list
     second, first = nodes.start(rank=1), nodes.start(rank=0)
 
     places = nodes.meet(second, first)
-    nodes.ask(first, "set", "key", "old")
+    nodes.request(first, "set", "key", "old")
     again = nodes.meet(second, first)
 
     assert [1, 0] == [rank for rank, _, _ in places] == [rank for rank, _, _ in again]
     assert [nodes.endpoint] * 4 == [f"{host}:{port}" for _, _, (host, port) in (*places, *again)]
-    assert nodes.ask(second, "get", "key") is None
-    assert [0, False] == [nodes.ask(first, "num_nodes_waiting"), nodes.ask(first, "is_closed")]
+    assert nodes.request(second, "get", "key") is None
+    assert [0, False] == [nodes.request(first, "num_nodes_waiting"), nodes.request(first, "is_closed")]
 
 
 def agents(package: str, tmp_path: Path, restarts: int, failures: int) -> list[Any]:
@@ -304,22 +304,22 @@ def test_nodes_of_a_shared_state_meet_again_and_again_and_end_together(started: 
     ports = []
     for number in range(3):
         places = nodes.meet(a, b)
-        stale = nodes.ask(b, "get", "key")
-        nodes.ask(a, "set", "key", str(number))
+        stale = nodes.request(b, "get", "key")
+        nodes.request(a, "set", "key", str(number))
         ports.append(places[0][2])
 
         assert [0, 1] == sorted(rank for rank, _, _ in places)
         assert places[0][1:] == places[1][1:]
-        assert (None, str(number)) == (stale, nodes.ask(b, "get", "key"))
+        assert (None, str(number)) == (stale, nodes.request(b, "get", "key"))
         nodes.order(a, "next")
-        wait_until(lambda: nodes.ask(b, "num_nodes_waiting") > 0)
+        wait_until(lambda: nodes.request(b, "num_nodes_waiting") > 0)
         nodes.order(b, "next")
         assert {0, 1} == {nodes.answer(a)[0], nodes.answer(b)[0]}
     assert 3 == len(set(ports))
 
-    nodes.ask(b, "set_closed")
-    wait_until(lambda: bool(nodes.ask(a, "is_closed")))
-    assert [True, True] == [nodes.ask(node, "shutdown") for node in (a, b)]
+    nodes.request(b, "set_closed")
+    wait_until(lambda: bool(nodes.request(a, "is_closed")))
+    assert [True, True] == [nodes.request(node, "shutdown") for node in (a, b)]
 
 
 @pytest.mark.sampled(0.5)
@@ -333,7 +333,7 @@ def test_another_node_takes_over_when_the_leader_is_killed(started: list[Nodes])
 
     left = [node for node in three if node != killed]
     for node in left:
-        wait_until(lambda node=node: nodes.ask(node, "num_nodes_waiting") > 0)  # type: ignore[misc]
+        wait_until(lambda node=node: nodes.request(node, "num_nodes_waiting") > 0)  # type: ignore[misc]
     again = nodes.meet(*left)
 
     assert [3, 3, 3] == sizes

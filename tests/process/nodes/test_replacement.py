@@ -57,9 +57,9 @@ def test_a_second_node_with_the_place_of_a_living_one_is_refused(nodes: list[Lau
     first, second = start(nodes, port, 0), start(nodes, port, 1)
     first.at_work(), second.at_work()
 
-    status, said = start(nodes, port, 1).ends()
+    status, output = start(nodes, port, 1).ends()
 
-    assert (1, True) == (status, "node rank 1 was given twice: node" in said), said
+    assert (1, True) == (status, "node rank 1 was given twice: node" in output), output
     first.finish()
     second.finish()
     assert [0, 0] == [first.ends()[0], second.ends()[0]]

@@ -44,7 +44,7 @@ class Server(Program):
     def __init__(self, port: int, *options: str, **variables: str) -> None:
         command = ("-m", "elasticlib.run", "serve", "--port", str(port), *options)
         super().__init__(*command, env=environment(**variables))
-        self.says("elasticrun serve: at")
+        self.wait_for_line("elasticrun serve: at")
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         self.popen.send_signal(signum)
@@ -95,7 +95,7 @@ def at_rank(nodes: list[Launch], rank: int, size: int) -> Launch:
 
 def at_work(nodes: list[Launch], size: int) -> None:
     for node in nodes:
-        node.says(f" of {size}")
+        node.wait_for_line(f" of {size}")
 
 
 def finish(nodes: list[Launch]) -> None:
@@ -103,8 +103,8 @@ def finish(nodes: list[Launch]) -> None:
     for node in nodes:
         node.finish()
     for node in nodes:
-        status, said = node.ends()
-        assert (0, 1) == (status, said.count("done 0")), said
+        status, output = node.ends()
+        assert (0, 1) == (status, output.count("done 0")), output
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -118,12 +118,12 @@ def test_any_node_may_be_killed_and_no_restart_is_used(rank: int, server: Server
     left = [node for node in nodes if node is not victim]
     at_work(left, 2)
     finish(left)
-    server.says("job 'job' is over: all 2 nodes succeeded in round 1")
+    server.wait_for_line("job 'job' is over: all 2 nodes succeeded in round 1")
 
 
 def test_job_continues_with_replacements_of_all_nodes(server: Server, start: Start) -> None:
     for node in (first := [start("job", "2:3") for _ in range(3)]):
-        node.says(" of 3")
+        node.wait_for_line(" of 3")
     for node in first:
         node.popen.kill()
 
@@ -131,7 +131,7 @@ def test_job_continues_with_replacements_of_all_nodes(server: Server, start: Sta
     at_work(nodes, 3)
 
     finish(nodes)
-    server.says("job 'job' is over: all 3 nodes succeeded in round 1")
+    server.wait_for_line("job 'job' is over: all 3 nodes succeeded in round 1")
 
 
 def test_node_whose_sidecar_is_killed_joins_its_job_again(server: Server, start: Start) -> None:
@@ -141,7 +141,7 @@ def test_node_whose_sidecar_is_killed_joins_its_job_again(server: Server, start:
     os.kill(nodes[0].rendezvous_process(), signal.SIGKILL)
 
     for node in nodes:
-        node.says(" of 2", times=2)
+        node.wait_for_line(" of 2", times=2)
     finish(nodes)
 
 
@@ -150,7 +150,7 @@ def test_job_that_is_over_leaves_a_free_id_and_no_keys(server: Server, start: St
         nodes = [start("job", "2") for _ in range(2)]
         at_work(nodes, 2)
         finish(nodes)
-        server.says("job 'job' is over: all 2 nodes succeeded in round 0", times)
+        server.wait_for_line("job 'job' is over: all 2 nodes succeeded in round 0", times)
 
     store = stranger_at(port).store
     assert store is not None
@@ -174,9 +174,9 @@ def test_one_job_too_many_is_refused_with_the_reason(port: int, stack: ExitStack
     first = start("first", "1:2", wait_for="min")
     at_work([first], 1)
 
-    status, said = start("second", "1:2").ends()
+    status, output = start("second", "1:2").ends()
 
-    assert (1, True) == (status, "it hosts 1 jobs already: start it with a larger --max-jobs" in said), said
+    assert (1, True) == (status, "it hosts 1 jobs already: start it with a larger --max-jobs" in output), output
     finish([first])
 
 
@@ -187,17 +187,17 @@ def test_signal_ends_the_server_well_and_its_jobs_with_the_reason(
     nodes = [start("job", "2") for _ in range(2)]
     at_work(nodes, 2)
 
-    status, said = server.stop(signum)
+    status, output = server.stop(signum)
 
-    assert (0, False) == (status, "Traceback" in said), said
+    assert (0, False) == (status, "Traceback" in output), output
     for node in nodes:
-        status, said = node.ends()
-        assert (1, True) == (status, f"which coordinated the job, ended: it got {signum.name}" in said), said
+        status, output = node.ends()
+        assert (1, True) == (status, f"which coordinated the job, ended: it got {signum.name}" in output), output
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("restarts", [True, False])
 def test_nodes_name_a_server_that_was_killed(
-    comes_back: bool, server: Server, start: Start, port: int, stack: ExitStack
+    restarts: bool, server: Server, start: Start, port: int, stack: ExitStack
 ) -> None:
     # So long that no launcher replaces its sidecar, which stands still while a server starts.
     nodes = [start("job", "2", heartbeat_timeout=60) for _ in range(2)]
@@ -208,16 +208,16 @@ def test_nodes_name_a_server_that_was_killed(
 
     server.popen.kill()
     server.popen.wait()
-    if comes_back:
+    if restarts:
         stack.enter_context(closing(Server(port)))
     for pid in sidecars:
         os.kill(pid, signal.SIGCONT)
 
-    why = "was started again, and has no data of this job" if comes_back else "no process listens there"
+    why = "was started again, and has no data of this job" if restarts else "no process listens there"
     for node in nodes:
-        status, said = node.ends()
-        assert (1, True) == (status, why in said), said
-        assert "of the server" in said and "which coordinated this job" in said, said
+        status, output = node.ends()
+        assert (1, True) == (status, why in output), output
+        assert "of the server" in output and "which coordinated this job" in output, output
 
 
 def test_nodes_with_another_token_are_refused(
@@ -226,8 +226,8 @@ def test_nodes_with_another_token_are_refused(
     server = stack.enter_context(closing(Server(port, ELASTICLIB_TOKEN="s3cr3t")))
     for token in ("other", ""):
         monkeypatch.setenv("ELASTICLIB_TOKEN", token)
-        status, said = start("job", "1:2").ends()
-        assert (1, True) == (status, "set ELASTICLIB_TOKEN to the same secret" in said), said
+        status, output = start("job", "1:2").ends()
+        assert (1, True) == (status, "set ELASTICLIB_TOKEN to the same secret" in output), output
 
     monkeypatch.setenv("ELASTICLIB_TOKEN", "s3cr3t")
     nodes = [start("job", "2") for _ in range(2)]
@@ -254,27 +254,27 @@ def test_strangers_bytes_are_refused_and_jobs_go_on(server: Server, start: Start
     at_work(second, 2)
     finish(first + second)
 
-    status, said = server.stop()
-    assert (0, False) == (status, "Traceback" in said), said
-    assert said.count("\n") < 30, said
+    status, output = server.stop()
+    assert (0, False) == (status, "Traceback" in output), output
+    assert output.count("\n") < 30, output
 
 
 def test_server_of_a_program_ends_with_its_block(stack: ExitStack, start: Start) -> None:
     program = stack.enter_context(closing(Program("-c", SERVES_IN_BLOCK)))
-    endpoint = program.says("127.0.0.1:")
+    endpoint = program.wait_for_line("127.0.0.1:")
     node = stack.enter_context(closing(Launch(int(endpoint.rpartition(":")[2]), "job", wait_for="min").at_work()))
 
     assert program.popen.stdin is not None
     program.popen.stdin.close()
 
     assert (0, True) == (program.ends()[0], "after" in program.log)
-    status, said = node.ends()
-    assert (1, True) == (status, "which coordinated the job, ended: its program ended it" in said), said
+    status, output = node.ends()
+    assert (1, True) == (status, "which coordinated the job, ended: its program ended it" in output), output
 
 
 def test_server_of_a_program_that_is_killed_ends_with_it(stack: ExitStack) -> None:
     program = stack.enter_context(closing(Program("-c", SERVES_IN_BLOCK)))
-    port = int(program.says("127.0.0.1:").rpartition(":")[2])
+    port = int(program.wait_for_line("127.0.0.1:").rpartition(":")[2])
 
     program.popen.kill()
 

@@ -58,7 +58,7 @@ class Node:
             stderr=stderr,
             env={**os.environ, "PYTHONPATH": path},
         )
-        self.said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.pids: set[int] = set()
         self.process = 0
         self.workers = 0
@@ -69,18 +69,18 @@ class Node:
         assert self.popen.stdout is not None
         with self.popen.stdout as lines:
             for line in lines:
-                self.said.put(json.loads(line))
+                self.messages.put(json.loads(line))
 
-    def hears(self, *wanted: str) -> dict[str, Any]:
-        """The next thing of these kinds that it hears."""
+    def next_message(self, *wanted: str) -> dict[str, Any]:
+        """Return the next message of these kinds."""
         deadline = time.monotonic() + LIMIT
         while True:
-            said = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
-            self.process = said["process"]
-            self.workers = said.get("workers", self.workers)
+            message = self.messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            self.process = message["process"]
+            self.workers = message.get("workers", self.workers)
             self.pids |= {self.process, self.workers} - {0}
-            if said["what"] in wanted:
-                return said
+            if message["what"] in wanted:
+                return message
 
     def stop_process(self, signum: int) -> None:
         os.kill(self.process, signum)
@@ -91,8 +91,8 @@ class Node:
         self._reader.join()
         with contextlib.suppress(queue.Empty):
             while True:
-                said = self.said.get_nowait()
-                self.pids |= {said["process"], said.get("workers", said["process"])}
+                message = self.messages.get_nowait()
+                self.pids |= {message["process"], message.get("workers", message["process"])}
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ def start() -> Iterator[Start]:
         node.close()
 
 
-def gone_within(pid: int, limit: float) -> bool:
+def ends_within(pid: int, limit: float) -> bool:
     try:
         handle = processes.handle_of(pid)
     except ProcessLookupError:
@@ -132,9 +132,9 @@ def gone_within(pid: int, limit: float) -> bool:
 def pair(start: Start, **more: Any) -> tuple[Node, Node]:
     """Two nodes that are seated together."""
     host, other = start(least=1, **more), start(least=1, **more)
-    while host.hears("seat")["size"] != 2:
+    while host.next_message("seat")["size"] != 2:
         pass
-    while other.hears("seat")["size"] != 2:
+    while other.next_message("seat")["size"] != 2:
         pass
     return host, other
 
@@ -144,8 +144,8 @@ def test_killed_launcher_leaves_no_workers_and_no_sidecar(start: Start) -> None:
 
     other.popen.kill()
 
-    assert gone_within(other.workers, 5.0)
-    assert gone_within(other.process, 5.0)
+    assert ends_within(other.workers, 5.0)
+    assert ends_within(other.process, 5.0)
 
 
 def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) -> None:
@@ -153,7 +153,7 @@ def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) ->
 
     began = time.monotonic()
     other.popen.kill()
-    assignment = host.hears("seat")
+    assignment = host.next_message("seat")
 
     assert assignment["size"] == 1
     assert assignment["at"] - began < HEARTBEAT
@@ -163,9 +163,9 @@ def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Star
     host, other = pair(start)
 
     host.popen.kill()
-    said = other.hears("final", "error")
+    message = other.next_message("final", "error")
 
-    assert "n0" in said["why"]
+    assert "n0" in message["why"]
 
 
 @pytest.mark.parametrize("hosts_store", [False, True])
@@ -177,7 +177,7 @@ def test_killed_sidecar_is_replaced_and_both_nodes_continue(start: Start, hosts_
 
     os.kill(killed, signal.SIGKILL)
 
-    assert f"the sidecar (pid {killed}) of this node" in hit.hears("lost", "error")["why"]
+    assert f"the sidecar (pid {killed}) of this node" in hit.next_message("lost", "error")["why"]
     rounds = {node: next_round_of_both(node) for node in nodes}
     while rounds[hit] != rounds[other]:  # one of them was lost once more
         behind = min(rounds, key=rounds.__getitem__)
@@ -187,7 +187,7 @@ def test_killed_sidecar_is_replaced_and_both_nodes_continue(start: Start, hosts_
 
 
 def next_round_of_both(node: Node) -> int:
-    while (seat := node.hears("seat", "error")).get("size") != 2:
+    while (seat := node.next_message("seat", "error")).get("size") != 2:
         assert "seat" == seat["what"], seat  # where the new process comes late, the node was lost meanwhile
     return int(seat["round"])
 
@@ -197,43 +197,43 @@ def test_workers_of_a_stopped_launcher_die_before_their_successors(start: Start)
     workers = other.workers
 
     os.kill(other.popen.pid, signal.SIGSTOP)
-    assignment = host.hears("seat")
+    assignment = host.next_message("seat")
 
     assert assignment["size"] == 1
-    assert gone_within(workers, 0.0)
+    assert ends_within(workers, 0.0)
 
 
 def test_a_launcher_that_wakes_up_asks_for_ranks_again(start: Start) -> None:
     host, other = pair(start)
     os.kill(other.popen.pid, signal.SIGSTOP)
-    host.hears("seat")
+    host.next_message("seat")
 
     os.kill(other.popen.pid, signal.SIGCONT)
 
-    assert other.hears("lost", "seat", "error")["what"] == "lost"
-    assert other.hears("seat", "error")["size"] == 2
+    assert other.next_message("lost", "seat", "error")["what"] == "lost"
+    assert other.next_message("seat", "error")["size"] == 2
 
 
 def test_a_short_pause_of_a_launcher_costs_nothing(start: Start) -> None:
     host, other = pair(start)
     os.kill(other.popen.pid, signal.SIGSTOP)
-    assert not gone_within(other.workers, 0.25 * HEARTBEAT)
+    assert not ends_within(other.workers, 0.25 * HEARTBEAT)
 
     os.kill(other.popen.pid, signal.SIGCONT)
 
-    assert not gone_within(other.workers, 1.5 * HEARTBEAT)
-    assert host.said.empty() and other.said.empty()
+    assert not ends_within(other.workers, 1.5 * HEARTBEAT)
+    assert host.messages.empty() and other.messages.empty()
 
 
 def test_contact_is_lost_in_time_when_the_sidecar_stands_still(start: Start) -> None:
     host, other = pair(start)
     other.stop_process(signal.SIGSTOP)
 
-    lost, assignment = other.hears("lost"), host.hears("seat")
+    lost, assignment = other.next_message("lost"), host.next_message("seat")
 
     assert "does not answer" in lost["why"]
     assert lost["at"] < assignment["at"]
-    assert gone_within(other.workers, 0.0)
+    assert ends_within(other.workers, 0.0)
 
 
 def test_sidecar_survives_signals_that_scheduler_sends_every_process(start: Start) -> None:
@@ -242,8 +242,8 @@ def test_sidecar_survives_signals_that_scheduler_sends_every_process(start: Star
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         other.stop_process(signum)
 
-    assert not gone_within(other.process, 0.5)
-    assert host.said.empty() and other.said.empty()
+    assert not ends_within(other.process, 0.5)
+    assert host.messages.empty() and other.messages.empty()
 
 
 SLOW_TORCH = """
@@ -263,20 +263,20 @@ sys.meta_path.insert(0, Disk())
 
 
 def test_a_slow_import_of_torch_is_waited_for_and_named(start: Start, tmp_path: Path) -> None:
-    loaded, said = tmp_path / "loaded", tmp_path / "said"
+    loaded, log = tmp_path / "loaded", tmp_path / "log"
     (tmp_path / "sitecustomize.py").write_text(SLOW_TORCH.format(loaded=str(loaded)))
-    start().hears("seat")
-    with said.open("w") as stderr:
+    start().next_message("seat")
+    with log.open("w") as stderr:
         slow = start(path=str(tmp_path), stderr=stderr)
     deadline = time.monotonic() + LIMIT
-    while "import torch" not in said.read_text() and "is not a store" not in said.read_text():
+    while "import torch" not in log.read_text() and "is not a store" not in log.read_text():
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
     loaded.touch()
 
-    assert 2 == slow.hears("seat", "lost", "error")["size"]
-    assert "n1/1-a has waited 5 s for job 'job': `import torch` takes so long" in said.read_text()
-    assert "is not a store" not in said.read_text()
+    assert 2 == slow.next_message("seat", "lost", "error")["size"]
+    assert "n1/1-a has waited 5 s for job 'job': `import torch` takes so long" in log.read_text()
+    assert "is not a store" not in log.read_text()
 
 
 def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:

@@ -23,8 +23,8 @@ class Node(Program):
         super().__init__(str(SCRIPT), endpoint, str(folder), part)
 
     def results(self) -> str:
-        status, said = self.ends()
-        assert 0 == status, said
+        status, output = self.ends()
+        assert 0 == status, output
         return next(line for line in self.log if line.startswith('{"'))
 
 
@@ -47,15 +47,15 @@ def test_a_node_that_loses_contact_after_its_success_returns_its_results(
     That one's sidecar, which hosts the store, is killed before it has passed this on. Nothing runs twice.
     """
     host, other = pair
-    other.says("workers are SUCCEEDED")
+    other.wait_for_line("workers are SUCCEEDED")
     process = other.rendezvous_process()
     os.kill(process, signal.SIGSTOP)
-    other.says("waits for its rank assignment", times=2)
+    other.wait_for_line("waits for its rank assignment", times=2)
     os.kill(process, signal.SIGCONT)
     process = host.rendezvous_process()
     os.kill(process, signal.SIGSTOP)
     (tmp_path / "go").touch()
-    host.says("workers are SUCCEEDED")
+    host.wait_for_line("workers are SUCCEEDED")
     os.kill(process, signal.SIGKILL)
 
     results = [host.results(), other.results()]

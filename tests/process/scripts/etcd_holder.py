@@ -10,7 +10,7 @@ from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
 
-def say(what: object) -> None:
+def report(what: object) -> None:
     """One line, whole: two threads may have something to say."""
     os.write(1, json.dumps(what).encode() + b"\n")
 
@@ -18,15 +18,15 @@ def say(what: object) -> None:
 journals: queue.Queue[StateLog] = queue.Queue()
 endpoint, node = sys.argv[1:]
 job = NodeJob(run_id="held", node=node, backend="etcd", endpoint=endpoint, heartbeat=4.0)
-candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))
+candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: report(["lost", why]))
 candidate.start()
 state_log = journals.get()
 state = state_log.load()
-say(["elected", state and state.decode()])
+report(["elected", state and state.decode()])
 for line in sys.stdin:
     try:
         state_log.save(line.strip().encode())
-        say("saved")
+        report("saved")
     except LeadershipLost as error:
-        say(["turned down", str(error)])
+        report(["turned down", str(error)])
 candidate.close()

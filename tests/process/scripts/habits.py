@@ -56,13 +56,13 @@ def reads_its_own_source():
 
 
 @habit
-def asks_for_resources():
+def reads_package_data():
     folder = importlib.resources.files("numpy")
     return folder.joinpath("__init__.py").is_file(), pkgutil.get_data("numpy", "version.py")[:20].decode()
 
 
 @habit
-def asks_for_versions():
+def reads_versions():
     return importlib.metadata.version("torch"), len(importlib.metadata.entry_points()) > 0
 
 
@@ -134,10 +134,10 @@ def sets_the_locale():
 @habit
 def handles_signals():
     found = [str(signal.getsignal(each)) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)]
-    heard = []
-    signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+    received = []
+    signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
     signal.raise_signal(signal.SIGUSR1)
-    return [each.split(" at ")[0] for each in found], heard
+    return [each.split(" at ")[0] for each in found], received
 
 
 @habit

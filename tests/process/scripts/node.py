@@ -33,7 +33,7 @@ member = SidecarClient(NodeJob(**json.loads(sys.argv[1])))
 workers: subprocess.Popen[bytes] | None = None
 
 
-def say(what: str, **facts: object) -> None:
+def report(what: str, **facts: object) -> None:
     print(json.dumps({"what": what, "at": time.monotonic(), "process": member._process.child.pid, **facts}), flush=True)
 
 
@@ -64,30 +64,30 @@ try:
     number = -1
     while True:
         wait_readable([member], member.poll_timeout())
-        for word in member.drain():
-            match word:
+        for event in member.drain():
+            match event:
                 case RankAssignment():
-                    number = word.round
+                    number = event.round
                     workers, handle = start()
                     member.guard(handle.fileno())
-                    say("seat", round=number, size=word.group_world_size, workers=workers.pid)
+                    report("seat", round=number, size=event.group_world_size, workers=workers.pid)
                 case RoundEnd():
-                    say("end", why=word.why)
+                    report("end", why=event.why)
                     stop()
                     member.post(Stopped(member.node, number, ()))
                     join()
                 case ContactLost():
-                    say("lost", why=word.why)
+                    report("lost", why=event.why)
                     stop()
                     member.post(Stopped(member.node, number, ()))
                     join()
                 case Final():
-                    say("final", kind=word.kind, why=word.why)
+                    report("final", kind=event.kind, why=event.why)
                     stop()
                     member.close()
                     raise SystemExit(0)
 except RendezvousError as error:
-    say("error", kind=type(error).__name__, why=str(error))
+    report("error", kind=type(error).__name__, why=str(error))
     stop()
     member.close()
     raise SystemExit(1) from error

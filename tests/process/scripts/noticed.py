@@ -1,7 +1,8 @@
 """
 Training without torch that handles SIGUSR1 or SIGTERM on its own, and makes steps of 10 ms.
 
-The variables HANDLES (a signal's name), GOES_ON (1: the handler only says so) and LAST (the number of steps) change it.
+The variables HANDLES (a signal's name), CONTINUES (1: the handler only says so) and LAST (the number of steps)
+change it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import signal
 import time
 
 
-def say(*words: object) -> None:
-    print(" ".join(map(str, words)) + "\n", end="", flush=True)
+def print_line(*parts: object) -> None:
+    print(" ".join(map(str, parts)) + "\n", end="", flush=True)
 
 
 def main() -> None:
@@ -21,15 +22,15 @@ def main() -> None:
         signal.signal(signal.Signals[name], lambda signum, _: noticed.append(signum))
     for step in range(int(os.environ.get("LAST", "1000000"))):
         if step == 5:
-            say("rank", os.environ["RANK"], "works as", os.getpid())
+            print_line("rank", os.environ["RANK"], "works as", os.getpid())
         time.sleep(0.01)
-        if noticed and os.environ.get("GOES_ON") == "1":
+        if noticed and os.environ.get("CONTINUES") == "1":
             noticed.clear()
-            say("noticed by", os.environ["RANK"])
+            print_line("noticed by", os.environ["RANK"])
         elif noticed:
-            say("saved by", os.environ["RANK"])
+            print_line("saved by", os.environ["RANK"])
             return
-    say("done by", os.environ["RANK"])
+    print_line("done by", os.environ["RANK"])
 
 
 if __name__ == "__main__":

@@ -24,24 +24,24 @@ def is_meant(variable: str) -> bool:
     return os.environ.get(variable) in (str(rank()), "all")
 
 
-def say(*words: object) -> None:
-    print(" ".join(map(str, words)) + "\n", end="", flush=True)
+def print_line(*parts: object) -> None:
+    print(" ".join(map(str, parts)) + "\n", end="", flush=True)
 
 
 def handle(signum: int, _: object) -> None:
-    say("rank", rank(), "handles", signum)
+    print_line("rank", rank(), "handles", signum)
     raise SystemExit(0)
 
 
 def train() -> int:
     if is_meant("SILENT"):
         signal.signal(signal.SIGTERM, handle)
-        say("rank", rank(), "works as", os.getpid())
+        print_line("rank", rank(), "works as", os.getpid())
         time.sleep(3600)
     if is_meant("STACKS"):
         faulthandler.register(signal.SIGUSR1)
     if begins := os.environ.get("BEGINS"):
-        say("rank", rank(), "starts as", os.getpid())
+        print_line("rank", rank(), "starts as", os.getpid())
         while not os.path.exists(begins):
             if is_meant("FAILS") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 raise RuntimeError("fails once")
@@ -49,11 +49,11 @@ def train() -> int:
     last = int(os.environ.get("LAST", "1000000"))
     for step in range(1, last + 1):
         if step == 5:
-            say("rank", rank(), "works as", os.getpid())
+            print_line("rank", rank(), "works as", os.getpid())
         time.sleep(0.001 * (1 + rank()))
         stop = elasticlib.should_stop()
         if stop is not None:
-            say(
+            print_line(
                 "rank",
                 rank(),
                 "stops at",
@@ -66,7 +66,7 @@ def train() -> int:
             while is_meant("STUBBORN"):
                 time.sleep(3600)
             return step
-    say("rank", rank(), "is done")
+    print_line("rank", rank(), "is done")
     return last
 
 

@@ -62,7 +62,7 @@ def lazy(name: str) -> types.ModuleType:
     return module
 
 
-held: list[object] = []
+kept: list[object] = []
 
 
 def fill(folder: str) -> None:
@@ -75,10 +75,10 @@ def fill(folder: str) -> None:
     table["text"] = "text"
     table["imaplib"] = lazy("imaplib")
     table[17] = types.ModuleType("seventeen")
-    held.extend([OddFile(), Mute()])
+    kept.extend([OddFile(), Mute()])
     file = open(f"{folder}/data", "w")
     file.write("data")
-    held.append(file)
+    kept.append(file)
 
 
 if __name__ == "__main__":

@@ -88,10 +88,10 @@ def test_a_fork_server_that_counted_the_devices_serves_the_launch(
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     counted: list[int] = []
-    ask = _devices._answer
+    query = _devices._answer
 
-    def noted(*asked: Any) -> dict[str, Any]:
-        answer = ask(*asked)
+    def noted(*arguments: Any) -> dict[str, Any]:
+        answer = query(*arguments)
         counted.append(_fork_servers.fork_servers._kept[-1]._reaper.pid)
         return {**answer, "count": 0, "kind": ""}  # so that the CPUs are taken, whatever is in this machine
 
@@ -327,7 +327,7 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
         counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _programs.flags_here())
         duties.wait_until(lambda: hanging.exists() and hanging.read_text())
         asker = int(hanging.read_text())
-        asked = duties.parent_of(asker)
+        queried = duties.parent_of(asker)
         of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["fork server"]
         of_another, _ = fork_server_and(NAME)
         waits = not counting.done()
@@ -336,4 +336,4 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
             counting.result(LIMIT)
 
     assert waits
-    assert asked == of_the_same != of_another
+    assert queried == of_the_same != of_another

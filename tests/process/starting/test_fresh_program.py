@@ -281,7 +281,7 @@ def written(folder):
     pickler = pickle.Pickler(open(f"{folder}/pickled", "wb")); pickler.dump("hello")
     return [text, binary, both, rows, packed, packed_text, bz, xz, archive, cycle, handler, shelf, pickler]
 """
-SCRIPT_WRITERS = WRITERS + "held = written(sys.argv[1])\nlast = Finalizer(sys.argv[1] + '/finalizer')\n"
+SCRIPT_WRITERS = WRITERS + "kept = written(sys.argv[1])\nlast = Finalizer(sys.argv[1] + '/finalizer')\n"
 NOT_IN_FORKS = {"archive.zip", "finalizer", "shelf.dat", "shelf.dir", "shelf.bak", "shelf", "shelf.db"}
 """
 Written by finalizers that are no files' own. In a process that was forked from the caller these do not run: the objects
@@ -302,7 +302,7 @@ def left_in(folder: Path, leave_out: Collection[str] = ()) -> dict[str, bytes]:
     return found
 
 
-held: list[Any] = []
+kept: list[Any] = []
 """Objects that `write_and_hold` keeps after it returns."""
 
 
@@ -316,11 +316,11 @@ def write_and_hold(folder: str, finalize: bool, daemon: bool = False) -> None:
     """Write to files of all kinds that nobody closes, and keep them in a global variable."""
     namespace: dict[str, Any] = {}
     exec(WRITERS, namespace)
-    held.append(namespace)
-    held.append(namespace["written"](folder))
+    kept.append(namespace)
+    kept.append(namespace["written"](folder))
     threading.Thread(target=write_when_the_main_thread_has_ended, args=(f"{folder}/thread",)).start()
     if finalize:
-        held.append(namespace["Finalizer"](f"{folder}/finalizer"))
+        kept.append(namespace["Finalizer"](f"{folder}/finalizer"))
     if daemon:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
@@ -402,18 +402,18 @@ def buffered_by_the_caller(path: str) -> None:
     """Write to a file of one's own; the caller's file has something in its buffer."""
     own = open(path, "w")
     own.write("the worker's\n")
-    held.append(own)
+    kept.append(own)
 
 
 def test_forked_worker_does_not_write_the_callers_buffers(tmp_path: Path) -> None:
     """Check that buffered text of the caller is written once, by the caller."""
     with open(tmp_path / "caller", "w") as file:
         file.write("the caller's\n")
-        held.append(file)
+        kept.append(file)
         elastic_launch(LaunchConfig(nproc_per_node=2, start_method="fork"), buffered_by_the_caller)(
             str(tmp_path / "worker")
         )
-    held.clear()
+    kept.clear()
 
     assert "the caller's\n" == (tmp_path / "caller").read_text()
     assert "the worker's\n" == (tmp_path / "worker").read_text()
@@ -433,7 +433,7 @@ def function():
     pass
 
 first, _private, second = Loud("first"), Loud("private"), Loud("second")
-ending_beside.held = Loud("of another module")
+ending_beside.kept = Loud("of another module")
 cycle = [Loud("in a cycle")]
 cycle.append(cycle)
 sys.stdout.loud = Loud("of a stream")

@@ -19,7 +19,7 @@ HEAD = """
     import json, os, sys
     from elasticlib import LaunchConfig, elastic_launch
     def config(n=1, **more): return LaunchConfig(nproc_per_node=n, max_restarts=0, **more)
-    def tell(value): print("told", json.dumps(value), flush=True)
+    def report(value): print("reported", json.dumps(value), flush=True)
 """
 
 
@@ -41,7 +41,7 @@ def run(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (done.stdout + done.stderr).splitlines()
-    return [json.loads(line.removeprefix("told ")) for line in lines if line.startswith("told ")]
+    return [json.loads(line.removeprefix("reported ")) for line in lines if line.startswith("reported ")]
 
 
 TOP_LEVEL = """
@@ -84,7 +84,7 @@ def test_a_function_finds_what_the_script_makes_at_its_top_level(tmp_path: Path)
         TOP_LEVEL
         + """
     if __name__ == "__main__":
-        tell(elastic_launch(config(2), train)()[1] == expected)
+        report(elastic_launch(config(2), train)()[1] == expected)
     """
     )
     assert run(tmp_path, source) == [True]
@@ -103,7 +103,7 @@ def test_variables_that_the_program_set_are_laid_over_the_import(tmp_path: Path,
         global STEPS
         STEPS = 3
         CFG["rate"] = 2
-        tell(elastic_launch(config(start_method={method!r}), train)()[0])
+        report(elastic_launch(config(start_method={method!r}), train)()[0])
     if __name__ == "__main__":
         args = argparse.Namespace(rate=5)
         late = Late()
@@ -123,7 +123,7 @@ def test_each_way_to_run_a_script_imports_it(tmp_path: Path, way: str) -> None:
     def main():
         global args
         args = 4
-        tell(elastic_launch(config(), train)()[0])
+        report(elastic_launch(config(), train)()[0])
     if __name__ == "__main__":
         if len(sys.argv) > 1:
             thread = threading.Thread(target=main)
@@ -164,9 +164,9 @@ def test_a_worker_finds_of_its_script_what_a_spawned_process_finds(tmp_path: Pat
         queue = multiprocessing.get_context("spawn").SimpleQueue()
         process = multiprocessing.get_context("spawn").Process(target=put, args=(queue,))
         process.start()
-        tell(queue.get())
+        report(queue.get())
         process.join()
-        tell(elastic_launch(config(), facts)()[0])
+        report(elastic_launch(config(), facts)()[0])
     """
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
@@ -186,7 +186,7 @@ def test_a_command_is_imported_by_the_workers_of_its_module(tmp_path: Path) -> N
     lock = threading.Lock()
     def train():
         with lock: return os.environ["RANK"], sys.modules["__main__"].mark
-    def main(): tell(elastic_launch(config(), train)()[0])
+    def main(): report(elastic_launch(config(), train)()[0])
     """
     (tmp_path / "start").write_text("from train import main\nmark = 5\nif __name__ == '__main__':\n    main()\n")
     assert run(tmp_path, source, "start") == [["0", 5]]
@@ -202,7 +202,7 @@ def test_a_launch_within_a_worker_imports_the_script_again(tmp_path: Path) -> No
         return elastic_launch(config(), inner)()[0]
     if __name__ == "__main__":
         rate = 6
-        tell(elastic_launch(config(), outer)()[0])
+        report(elastic_launch(config(), outer)()[0])
     """
     assert run(tmp_path, source) == [6]
 
@@ -221,9 +221,9 @@ def test_results_and_errors_are_of_the_programs_own_classes(tmp_path: Path) -> N
     def fail(): raise Trouble("no")
     if __name__ == "__main__":
         point, colour, inner = elastic_launch(config(), train)(Point(1))[0]
-        tell([type(point) is Point, point.x, colour is Colour.RED, inner is Point.Inner])
+        report([type(point) is Point, point.x, colour is Colour.RED, inner is Point.Inner])
         try: elastic_launch(config(), fail)()
-        except Trouble as error: tell(["Trouble: no" in str(error), type(error).__mro__.count(Trouble)])
+        except Trouble as error: report(["Trouble: no" in str(error), type(error).__mro__.count(Trouble)])
     """
     assert run(tmp_path, source) == [[True, 2, True, True], [True, 1]]
 
@@ -241,7 +241,7 @@ def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_p
         return queue.get()
     if __name__ == "__main__":
         rate = 7
-        tell(elastic_launch(config(), train)()[0])
+        report(elastic_launch(config(), train)()[0])
     """
     assert run(tmp_path, source) == [7]
 
@@ -252,7 +252,7 @@ def test_unsendable_object_of_an_unguarded_script_names_both_ways_out(tmp_path: 
     lock = threading.Lock()
     def train(): return lock
     try: elastic_launch(config(), train)()
-    except TypeError as error: tell(str(error))
+    except TypeError as error: report(str(error))
     """
     (text,) = run(tmp_path, source)
     assert "global variable 'lock' that train uses, a lock, cannot be sent" in str(text)
@@ -276,7 +276,7 @@ def test_guarded_script_is_imported_and_unguarded_one_is_sent_by_value(
     rate = 8
     def train(): return rate, __name__
     if {guard}:
-        tell([elastic_launch(config(main=each), train)()[0] for each in {choices!r}])
+        report([elastic_launch(config(main=each), train)()[0] for each in {choices!r}])
     """
     assert run(tmp_path, source) == [[[8, name] for name in names]]
 
@@ -285,10 +285,10 @@ def test_a_launch_that_the_import_makes_is_an_error_and_no_second_job(tmp_path: 
     source = """
     def train(): return 1
     if os.environ.get("RANK") or __name__ == "__main__":
-        try: tell(elastic_launch(config(main="import"), train)()[0])
+        try: report(elastic_launch(config(main="import"), train)()[0])
         except Exception as error:
             if os.environ.get("RANK"): raise
-            tell("while a worker imports it" in str(error))
+            report("while a worker imports it" in str(error))
     """
     assert run(tmp_path, source) == [True]
 
@@ -303,9 +303,10 @@ def test_object_made_under_guard_is_refused_and_failed_import_raises(tmp_path: P
     if __name__ == "__main__":
         lock = threading.Lock()
         try: elastic_launch(config(), locked)()
-        except TypeError as error: tell(str(error))
+        except TypeError as error: report(str(error))
         try: elastic_launch(config(), train)()
-        except ValueError as error: tell(["not here" in str(error), "train.py" in str(error), "_main.py" in str(error)])
+        except ValueError as error:
+            report(["not here" in str(error), "train.py" in str(error), "_main.py" in str(error)])
     """
     refused, failed = run(tmp_path, source)
     assert "global variable 'lock' that locked uses, a lock, is defined under the script's `if __name__" in str(refused)
@@ -324,7 +325,7 @@ def test_pool_imports_the_script_once_and_calls_find_the_callers_data(tmp_path: 
         with elasticlib.pool(1, group=None) as pool:
             first = pool.run(work, "a")[0]
             rate = 2
-            tell([first, pool.run(work, "b")[0]])
+            report([first, pool.run(work, "b")[0]])
     """
     assert run(tmp_path, source) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]
 
@@ -344,7 +345,7 @@ def test_values_that_an_import_makes_of_its_process_differ_per_worker(tmp_path: 
             moved = not torch.equal(before, WEIGHT)
             return [RANK, FACTS["rank"], PID == os.getpid(), FACTS["pid"] == os.getpid(), moved]
         if __name__ == "__main__":
-            tell(elastic_launch(config(2), train)())
+            report(elastic_launch(config(2), train)())
     """
 
     assert run(tmp_path, source) == [{"0": [0, 0, True, True, True], "1": [1, 1, True, True, True]}]
@@ -391,7 +392,7 @@ def test_objects_stay_the_same_within_and_beside_what_is_laid_over(tmp_path: Pat
             ]
         if __name__ == "__main__":
             main()
-            tell(elastic_launch(config(), train)()[0])
+            report(elastic_launch(config(), train)()[0])
     """
 
     expected = [True, True, True, 1, True, True, True, ["a"], 2, 3, True, 1, 3, 1]
@@ -402,7 +403,7 @@ def test_script_read_from_a_pipe_is_not_read_again(tmp_path: Path) -> None:
     source = """
         def train(): return [__name__]
         if __name__ == "__main__":
-            tell(elastic_launch(config(), train)()[0])
+            report(elastic_launch(config(), train)()[0])
     """
     command = f"mkfifo pipe; cat train.py > pipe & exec {sys.executable} pipe"
 
@@ -430,7 +431,7 @@ def test_pool_whose_import_failed_imports_the_script_again(tmp_path: Path) -> No
                 seen.append(workers.run(train)[0])
                 by_value = eval("lambda point: type(point).__name__")
                 seen += [workers.run(by_value, Point())[0], workers.run(train)[0]]
-                tell(seen)
+                report(seen)
     """
 
     *errors, after, name, again = run(tmp_path, source)[0]  # type: ignore[misc]
@@ -451,7 +452,7 @@ def test_calls_of_a_pool_leave_no_descriptor_in_its_workers(tmp_path: Path) -> N
                 before = workers.run(files)[0]
                 for _ in range(10):
                     workers.run(add, value)
-                tell([workers.run(files)[0] - before, value.value])
+                report([workers.run(files)[0] - before, value.value])
     """
 
     assert run(tmp_path, source) == [[0, 11]]

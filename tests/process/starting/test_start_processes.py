@@ -64,7 +64,7 @@ def runs_until(context: PContext, is_so: Callable[[], object]) -> None:
         assert context.wait(0.01) is None
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
 
@@ -78,7 +78,7 @@ def ended(process: Handle) -> None:
 # Functions.
 
 
-def tells(left: int, right: int = 3) -> tuple[int, str]:
+def product_and_name(left: int, right: int = 3) -> tuple[int, str]:
     return left * right, os.environ["WHO"]
 
 
@@ -86,7 +86,7 @@ def tells(left: int, right: int = 3) -> tuple[int, str]:
 def test_each_process_has_its_own_arguments_and_variables(started: Started, start_method: str) -> None:
     envs = {0: {"WHO": "a"}, 1: {"WHO": "b"}}
 
-    context = started(tells, (1,), (2, 5), envs=envs, start_method=start_method)
+    context = started(product_and_name, (1,), (2, 5), envs=envs, start_method=start_method)
     result = result_of(context)
 
     assert result.return_values == {0: (3, "a"), 1: (10, "b")}
@@ -128,7 +128,7 @@ def test_one_failure_ends_all_and_is_the_only_one_reported(started: Started, tmp
     assert (failure.exitcode, failure.pid, failure.message) == (1, pids[1], "KeyError: 'a bad key'")
     assert failure.error_file == context.error_files[1]
     assert result.return_values == {}
-    assert all(map(is_gone, pids.values()))
+    assert all(map(has_ended, pids.values()))
 
 
 # Programs.
@@ -166,7 +166,7 @@ def test_a_handle_of_one_process_signals_it_with_all_that_it_started(started: St
     handle.close(signal.SIGINT)
 
     assert result_of(context).failures[0].exitcode == -signal.SIGINT
-    assert is_gone(int((tmp_path / "child").read_text()))
+    assert has_ended(int((tmp_path / "child").read_text()))
 
 
 # Time-outs, ends and signals.
@@ -222,7 +222,7 @@ def test_close_ends_all_and_a_later_wait_reports_the_stopped_processes(started: 
 
     context.close(signal.SIGINT)
 
-    assert all(map(is_gone, pids.values()))
+    assert all(map(has_ended, pids.values()))
     failures = result_of(context).failures
     assert {rank: failure.exitcode for rank, failure in failures.items()} == {0: -signal.SIGINT, 1: -signal.SIGINT}
     context.close()
@@ -255,7 +255,7 @@ def test_a_set_may_be_started_and_waited_for_in_any_thread(started: Started) -> 
     found: list[Mapping[int, Any]] = []
 
     def run() -> None:
-        found.append(result_of(started(tells, (2,), envs={0: {"WHO": "thread"}})).return_values)
+        found.append(result_of(started(product_and_name, (2,), envs={0: {"WHO": "thread"}})).return_values)
 
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
@@ -280,7 +280,7 @@ def test_a_signal_ends_the_wait_and_leaves_the_processes_to_be_closed(
     with pytest.raises(kind) as caught:
         gate.write_bytes(b"")
         context.wait()
-    alive = not is_gone(context.pids()[0])
+    alive = not has_ended(context.pids()[0])
     context.close(caught.value.sigval)
 
     assert alive
@@ -315,8 +315,8 @@ def test_signals_are_the_programs_own_again_when_all_has_ended(started: Started,
 
 def test_an_interrupt_in_a_stop_means_no_more_patience(started: Started, tmp_path: Path) -> None:
     script = f"trap 'kill -INT {os.getpid()}' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    came: list[int] = []
-    former = signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
+    received: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda signum, frame: received.append(signum))
     try:
         context = started("sh", ("-c", script))
         runs_until(context, (tmp_path / "ready").exists)
@@ -325,7 +325,7 @@ def test_an_interrupt_in_a_stop_means_no_more_patience(started: Started, tmp_pat
     finally:
         signal.signal(signal.SIGINT, former)
 
-    assert came == [signal.SIGINT]
+    assert received == [signal.SIGINT]
     assert result_of(context).failures[0].exitcode == -signal.SIGKILL
 
 

@@ -65,7 +65,7 @@ def state(stat: Path) -> str:
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
-def is_gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return state(Path(f"/proc/{pid}/stat")) in "ZX"
     except OSError:
@@ -216,7 +216,7 @@ def test_a_server_dies_with_the_program_that_started_it() -> None:
         etcd = child_of(int(keeper))
         program.kill()
 
-    wait_until(lambda: is_gone(etcd) and is_gone(int(keeper)))
+    wait_until(lambda: has_ended(etcd) and has_ended(int(keeper)))
     subprocess.run(["rm", "-r", folder], check=True)
 
 
@@ -240,7 +240,7 @@ def test_a_server_dies_with_its_keeper(server: EtcdServer) -> None:
 
     server._process.kill()
 
-    wait_until(lambda: is_gone(etcd))
+    wait_until(lambda: has_ended(etcd))
 
 
 def test_a_server_can_be_started_again_with_its_data(tmp_path: Path) -> None:
@@ -289,45 +289,45 @@ def holder(server: EtcdServer, node: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> Any:
+def next_event(process: subprocess.Popen[str]) -> Any:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
-def tell(process: subprocess.Popen[str], text: str) -> Any:
+def save(process: subprocess.Popen[str], text: str) -> Any:
     assert process.stdin is not None
     process.stdin.write(text + "\n")
     process.stdin.flush()
-    return said(process)
+    return next_event(process)
 
 
 def test_a_killed_holder_is_replaced_when_its_lease_ends(server: EtcdServer) -> None:
     with holder(server, "a") as first:
-        assert ["elected", None] == said(first)
-        assert "saved" == tell(first, "state of a")
+        assert ["elected", None] == next_event(first)
+        assert "saved" == save(first, "state of a")
         with holder(server, "b") as second:
             first.kill()
             began = time.monotonic()
 
-            assert ["elected", "state of a"] == said(second)
+            assert ["elected", "state of a"] == next_event(second)
             assert time.monotonic() - began < 2.0 + 3.0
 
 
 def test_holder_stopped_past_its_lease_changes_nothing_when_it_wakes(server: EtcdServer) -> None:
     with holder(server, "a") as first:
-        assert ["elected", None] == said(first)
-        assert "saved" == tell(first, "state of a")
+        assert ["elected", None] == next_event(first)
+        assert "saved" == save(first, "state of a")
         with holder(server, "b") as second:
             os.kill(first.pid, signal.SIGSTOP)
-            assert ["elected", "state of a"] == said(second)
-            assert "saved" == tell(second, "state of b")
+            assert ["elected", "state of a"] == next_event(second)
+            assert "saved" == save(second, "state of b")
             assert first.stdin is not None
             first.stdin.write("late\n")
             first.stdin.flush()
             os.kill(first.pid, signal.SIGCONT)
 
-            assert {"lost", "turned down"} == {said(first)[0], said(first)[0]}
-            assert "saved" == tell(second, "next state of b")
+            assert {"lost", "turned down"} == {next_event(first)[0], next_event(first)[0]}
+            assert "saved" == save(second, "next state of b")
 
 
 # TLS

@@ -61,7 +61,7 @@ class Node:
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
-        self.said: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.all: list[dict[str, Any]] = []
         self.pids: set[int] = set()
         self.log = b""
@@ -73,10 +73,10 @@ class Node:
         assert self.popen.stdout is not None
         with self.popen.stdout as lines:
             for line in lines:
-                said = json.loads(line)
-                self.all.append(said)
-                self.pids |= {said["process"], said.get("workers", said["process"])}
-                self.said.put(said)
+                message = json.loads(line)
+                self.all.append(message)
+                self.pids |= {message["process"], message.get("workers", message["process"])}
+                self.messages.put(message)
 
     def _read_log(self) -> None:
         assert self.popen.stderr is not None
@@ -84,17 +84,17 @@ class Node:
             for line in lines:
                 self.log += line
 
-    def hears(self, *wanted: str) -> dict[str, Any]:
-        """The next thing of these kinds that it hears."""
+    def next_message(self, *wanted: str) -> dict[str, Any]:
+        """Return the next message of these kinds."""
         deadline = time.monotonic() + LIMIT
         while True:
-            said = self.said.get(timeout=max(0.0, deadline - time.monotonic()))
-            if said["what"] in wanted:
-                return said
+            message = self.messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            if message["what"] in wanted:
+                return message
 
     def sits_with(self, size: int) -> dict[str, Any]:
         """Its first seat in a round of so many nodes."""
-        while (assignment := self.hears("seat"))["size"] != size:
+        while (assignment := self.next_message("seat"))["size"] != size:
             pass
         return assignment
 
@@ -170,7 +170,7 @@ def test_with_a_token_a_document_that_a_stranger_edited_seats_nobody(start: Star
     leader.kill()
     keys.write({f"{PLACE}/state": with_a_stranger(read(keys, "state"))})
 
-    end = other.hears("final", "error", "seat")
+    end = other.next_message("final", "error", "seat")
 
     assert end["what"] != "seat", end
     assert other.popen.wait(LIMIT) in (0, 1)
@@ -190,11 +190,11 @@ def test_restored_older_document_ends_the_job_with_a_clear_reason(start: Start, 
     keys.write({f"{PLACE}/state": old})
 
     others = [node for node in nodes if node is not leader]
-    ends = [node.hears("final", "error", "seat") for node in others]
+    ends = [node.next_message("final", "error", "seat") for node in others]
 
     assert not [end for end in ends if end["what"] == "seat"], (assignments, ends)
-    told = " ".join(str(end) for end in ends) + " ".join(node.log.decode() for node in others)
-    assert "the job's saved state was replaced by an older one" in told
+    reasons = " ".join(str(end) for end in ends) + " ".join(node.log.decode() for node in others)
+    assert "the job's saved state was replaced by an older one" in reasons
 
 
 def test_job_continues_when_a_stranger_deletes_the_leaders_key(start: Start, keys: Keys) -> None:
@@ -206,7 +206,7 @@ def test_job_continues_when_a_stranger_deletes_the_leaders_key(start: Start, key
 
     second = start()
 
-    assert 2 == second.hears("seat")["size"]
+    assert 2 == second.next_message("seat")["size"]
     assert 2 == first.sits_with(2)["size"]
 
 

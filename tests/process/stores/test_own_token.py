@@ -33,8 +33,8 @@ def test_another_user_is_refused_and_runs_nothing(owner: Launch) -> None:
     assert "token" in done.stderr and "each user has a token of their own on loopback" in done.stderr, done.stderr
     assert "" == done.stdout
     owner.finish()
-    status, said = owner.ends()
-    assert (0, 1) == (status, said.count("at work")), said
+    status, output = owner.ends()
+    assert (0, 1) == (status, output.count("at work")), output
 
 
 def join_as_nobody(port: int) -> subprocess.CompletedProcess[str]:

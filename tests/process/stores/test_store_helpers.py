@@ -148,17 +148,17 @@ def test_a_port_that_was_taken_meanwhile_is_worth_another_one(
 
 
 def test_another_fault_of_the_network_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
 
     def opened(*args: Any, **options: Any) -> object:
-        asked.append(args)
+        calls.append(args)
         raise DistNetworkError("no route to host")
 
     monkeypatch.setattr(torch.distributed, "TCPStore", opened)
 
     with pytest.raises(DistNetworkError, match="no route"):
         create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
-    assert 1 == len(asked)
+    assert 1 == len(calls)
 
 
 def test_missing_caller_makes_the_host_of_the_store_time_out() -> None:

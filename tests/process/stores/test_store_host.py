@@ -62,14 +62,14 @@ def two_nodes(*arguments: str) -> str:
 
     nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
-        said = [node.communicate(timeout=LIMIT) for node in nodes]
+        outputs = [node.communicate(timeout=LIMIT) for node in nodes]
     finally:
         for node in nodes:
             node.kill()
 
-    assert [0, 0] == [node.returncode for node in nodes], said
-    assert ["", "all steps"] == sorted(out.strip() for out, _ in said)
-    return "".join(err for _, err in said)
+    assert [0, 0] == [node.returncode for node in nodes], outputs
+    assert ["", "all steps"] == sorted(out.strip() for out, _ in outputs)
+    return "".join(err for _, err in outputs)
 
 
 def test_node_that_is_done_keeps_the_store_for_other_nodes_workers() -> None:
@@ -79,14 +79,14 @@ def test_node_that_is_done_keeps_the_store_for_other_nodes_workers() -> None:
 
 def test_store_that_dies_after_its_nodes_workers_costs_a_named_restart() -> None:
     """Workers of the other node see a lost connection."""
-    said = two_nodes(str(int(signal.SIGKILL)))
+    stderr = two_nodes(str(int(signal.SIGKILL)))
 
-    assert re.search(rf"round 0 ended: {NAMED} on node .*; restart 1 of 1", said), said
+    assert re.search(rf"round 0 ended: {NAMED} on node .*; restart 1 of 1", stderr), stderr
 
 
 def test_store_stopped_after_its_nodes_workers_is_continued() -> None:
     """Workers of the other node would wait for it in silence."""
-    said = two_nodes(str(int(signal.SIGSTOP)))
+    stderr = two_nodes(str(int(signal.SIGSTOP)))
 
-    assert re.search(r"the worker store process \(pid \d+\) was stopped .*: the launcher continues it", said), said
-    assert "round 0 ended" not in said
+    assert re.search(r"the worker store process \(pid \d+\) was stopped .*: the launcher continues it", stderr), stderr
+    assert "round 0 ended" not in stderr

@@ -1,4 +1,4 @@
-"""Strangers who write and delete what says who coordinates a job in a store of torch, and which guests live in it."""
+"""Strangers who write and delete what says who coordinates a job in a store of torch, and which jobs live in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 LONG = 30.0
 HEARTBEAT = 2.0
-GUEST_HEARTBEAT = 10.0
+JOINED_HEARTBEAT = 10.0
 REGISTER = "elasticlib//guests"
 TOKENS = [None, "secret"]
 
@@ -126,10 +126,10 @@ def test_scribble_on_the_served_jobs_name_makes_no_second_coordinator(
 def test_nodes_of_a_joined_job_that_start_at_once_have_one_coordinator(node: Open, token: str | None) -> None:
     nonce(node("host", run_id="another"))
 
-    guests = [node(name, token=token, max_nodes=4) for name in "abcd"]
+    nodes = [node(name, token=token, max_nodes=4) for name in "abcd"]
 
-    assert 1 == len({nonce(guest) for guest in guests})
-    assert 1 == sum(guest.hosts_store for guest in guests)
+    assert 1 == len({nonce(each) for each in nodes})
+    assert 1 == sum(each.hosts_store for each in nodes)
 
 
 @LIES
@@ -183,38 +183,38 @@ def connection(host: C10dBackend, run_id: str) -> StoreExchange:
     return exchange.of(run_id)
 
 
-def come(host: C10dBackend, run_id: str) -> tuple[Claim, StoreExchange]:
-    """A guest begins."""
-    claim, exchange = Claim(run_id, GUEST_HEARTBEAT, run_id.encode()), connection(host, run_id)
+def start_joined_job(host: C10dBackend, run_id: str) -> tuple[Claim, StoreExchange]:
+    """Start a job that joins the store of *host*."""
+    claim, exchange = Claim(run_id, JOINED_HEARTBEAT, run_id.encode()), connection(host, run_id)
     assert claim.take(exchange)
     exchange.write({COORDINATOR_HEARTBEAT: b"1"})
     return claim, exchange
 
 
-def announce(host: C10dBackend, run_id: str, heartbeat: float = GUEST_HEARTBEAT) -> None:
+def announce(host: C10dBackend, run_id: str, heartbeat: float = JOINED_HEARTBEAT) -> None:
     body = json.dumps({"run_id": run_id, "heartbeat": heartbeat}).encode()
     connection(host, "").append("guests", body)
 
 
 class TestClaims:
     @pytest.fixture
-    def guest(self, host: C10dBackend) -> Callable[[], StoreExchange]:
-        """Opens connections of a guest to a store that serves another job."""
+    def connect(self, host: C10dBackend) -> Callable[[], StoreExchange]:
+        """Opens connections of a joined job to a store that serves another one."""
         return partial(connection, host, "job")
 
     @pytest.fixture
-    def emptied(self, guest: Callable[[], StoreExchange]) -> Iterator[None]:
-        """Somebody empties the guest's inbox, as a coordinator does."""
-        with answering(guest()):
+    def emptied(self, connect: Callable[[], StoreExchange]) -> Iterator[None]:
+        """Somebody empties the joined job's inbox, as a coordinator does."""
+        with answering(connect()):
             yield
 
-    def claim(self, word: str) -> Claim:
-        return Claim("job", 10.0, word.encode(), key_of("secret"), clock=lambda: 0.0)
+    def claim(self, claimant: str) -> Claim:
+        return Claim("job", 10.0, claimant.encode(), key_of("secret"), clock=lambda: 0.0)
 
     def test_emptied_inbox_of_a_dead_coordinator_keeps_its_job_from_nobody(
-        self, guest: Callable[[], StoreExchange], emptied: None
+        self, connect: Callable[[], StoreExchange], emptied: None
     ) -> None:
-        exchange, heir = guest(), self.claim("heir")
+        exchange, heir = connect(), self.claim("heir")
         assert self.claim("dead").take(exchange)
 
         with pytest.raises(RendezvousConnectionError, match=r"it can be restarted in 20\.0 s"):
@@ -223,15 +223,15 @@ class TestClaims:
 
         assert heir.take_over(exchange)
 
-    def test_coordinator_lives_while_its_signed_heartbeat_continues(self, guest: Callable[[], StoreExchange]) -> None:
-        exchange, heir, living = guest(), self.claim("heir"), self.claim("living")
+    def test_coordinator_lives_while_its_signed_heartbeat_continues(self, connect: Callable[[], StoreExchange]) -> None:
+        exchange, heir, living = connect(), self.claim("heir"), self.claim("living")
         assert living.take(exchange)
-        office = living.coordinating(exchange)
-        office.write(greeting("living", 1))
+        leader = living.coordinating(exchange)
+        leader.write(greeting("living", 1))
         with pytest.raises(RendezvousConnectionError):
             heir.take_over(exchange)
         heir.clock = lambda: 21.0
-        office.write(greeting("living", 2))
+        leader.write(greeting("living", 2))
 
         assert not heir.take_over(exchange)
         exchange.write(greeting("living", 3, token="stranger"))
@@ -242,46 +242,48 @@ class TestClaims:
 
     @pytest.mark.parametrize("lie", [b"another", b""])
     def test_a_claim_that_a_stranger_writes_over_is_written_again(
-        self, guest: Callable[[], StoreExchange], lie: bytes
+        self, connect: Callable[[], StoreExchange], lie: bytes
     ) -> None:
-        exchange, mine = guest(), self.claim("mine")
+        exchange, mine = connect(), self.claim("mine")
         assert mine.take(exchange)
-        office = mine.coordinating(exchange)
-        office.write(greeting("mine", 1))
+        leader = mine.coordinating(exchange)
+        leader.write(greeting("mine", 1))
 
         exchange.write({"claimant": lie}) if lie else exchange.delete(["claimant"])
-        office.write({"box/n/1/0": b"notice"})
+        leader.write({"box/n/1/0": b"notice"})
 
         assert [b"mine"] == exchange.read(["claimant"])
 
-    def test_coordinator_whose_restarted_job_has_ended_writes_nothing(self, guest: Callable[[], StoreExchange]) -> None:
-        exchange, mine = guest(), self.claim("mine")
+    def test_coordinator_whose_restarted_job_has_ended_writes_nothing(
+        self, connect: Callable[[], StoreExchange]
+    ) -> None:
+        exchange, mine = connect(), self.claim("mine")
         assert mine.take(exchange)
-        office = mine.coordinating(exchange)
-        office.write(greeting("mine", 1))
+        leader = mine.coordinating(exchange)
+        leader.write(greeting("mine", 1))
         exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, "claimant"])
 
         with pytest.raises(LeadershipLost, match="another node restarted job 'job'"):
-            office.write(greeting("mine", 2))
+            leader.write(greeting("mine", 2))
 
     def test_greeting_of_a_live_rival_ends_a_coordinator_and_an_old_one_not(
-        self, guest: Callable[[], StoreExchange]
+        self, connect: Callable[[], StoreExchange]
     ) -> None:
-        exchange = guest()
+        exchange = connect()
         mine = self.claim("mine")
         assert mine.take(exchange)
-        office = mine.coordinating(exchange)
-        assert isinstance(office, LeaderExchange)
+        leader = mine.coordinating(exchange)
+        assert isinstance(leader, LeaderExchange)
         for count in range(3):
             exchange.write(greeting("former", 7))
-            office.write(greeting("mine", count))
+            leader.write(greeting("mine", count))
             exchange.write(greeting("forged", count, token="stranger"))
-            office.write(greeting("mine", count))
+            leader.write(greeting("mine", count))
 
         exchange.write(greeting("former", 8))
 
         with pytest.raises(LeadershipLost, match=r"^node former coordinates it as well$"):
-            office.write(greeting("mine", 4))
+            leader.write(greeting("mine", 4))
 
     def test_the_name_of_another_coordinator_swells_no_error(self) -> None:
         name = "x" * 100_000
@@ -306,7 +308,7 @@ def greeting(name: str, count: int, token: str = "secret") -> dict[str, bytes]:
 
 
 def test_joined_job_too_large_for_a_store_hides_no_other(host: C10dBackend) -> None:
-    come(host, "good")
+    start_joined_job(host, "good")
     announce(host, "x" * 9000)
 
     assert ["good"] == OtherJobs(connection(host, "host")).living()
@@ -316,7 +318,7 @@ def test_heartbeat_that_no_store_returns_hides_no_other_joined_job(
     host: C10dBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announce(host, "bad")
-    _, good = come(host, "good")
+    _, good = start_joined_job(host, "good")
     read = StoreExchange.read
 
     def break_off(self: StoreExchange, keys: list[str]) -> list[bytes | None]:
@@ -326,51 +328,51 @@ def test_heartbeat_that_no_store_returns_hides_no_other_joined_job(
 
     monkeypatch.setattr(StoreExchange, "read", break_off)
     clock = Clock()
-    guests = OtherJobs(connection(host, "host"), clock)
-    before = guests.living()
+    other_jobs = OtherJobs(connection(host, "host"), clock)
+    before = other_jobs.living()
     good.write({COORDINATOR_HEARTBEAT: b"2"})
     clock.now = 21.0
 
-    assert [["bad", "good"], ["good"]] == [before, guests.living()]
+    assert [["bad", "good"], ["good"]] == [before, other_jobs.living()]
 
 
 @pytest.mark.parametrize("lie", [b"junk", b"", b"-5", b"1010", b"9" * 30, b"9" * 5000, b"\xff", None])
 def test_joined_jobs_are_found_and_kept_if_their_counter_is_changed(host: C10dBackend, lie: bytes | None) -> None:
-    come(host, "good")
-    guests = OtherJobs(connection(host, "host"))
-    before = guests.living()
+    start_joined_job(host, "good")
+    other_jobs = OtherJobs(connection(host, "host"))
+    before = other_jobs.living()
     scribble(host.server, REGISTER, lie)
 
-    assert [["good"]] * 3 == [before, guests.living(), OtherJobs(connection(host, "host")).living()]
+    assert [["good"]] * 3 == [before, other_jobs.living(), OtherJobs(connection(host, "host")).living()]
 
 
 @pytest.mark.parametrize("lie", [b"junk", b"1010"])
 def test_joined_jobs_are_kept_when_a_strangers_key_is_not_valid_text(host: C10dBackend, lie: bytes) -> None:
     """Then the store does not tell its keys."""
-    come(host, "good")
-    guests = OtherJobs(connection(host, "host"))
-    guests.living()
+    start_joined_job(host, "good")
+    other_jobs = OtherJobs(connection(host, "host"))
+    other_jobs.living()
     scribble(host.server, REGISTER, lie)
     host.server.set(b"\xff\xfe", "1")
 
-    assert [["good"]] * 2 == [guests.living(), OtherJobs(connection(host, "host")).living()]
+    assert [["good"]] * 2 == [other_jobs.living(), OtherJobs(connection(host, "host")).living()]
 
 
 def test_crowd_of_announcements_hides_no_joined_job(host: C10dBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elasticlib.rendezvous.stores._shared_store.MOST", 3)
     for number in range(5):
         announce(host, f"a{number}", 0.001)
-    come(host, "good")
+    start_joined_job(host, "good")
     for number in range(5):
         announce(host, f"b{number}", 0.001)
     clock = Clock()
-    guests = OtherJobs(connection(host, "host"), clock)
+    other_jobs = OtherJobs(connection(host, "host"), clock)
     seen = set()
     for _ in range(6):
-        seen |= set(guests.living())
+        seen |= set(other_jobs.living())
         clock.now += 1.0
 
-    assert ["good"] == guests.living()
+    assert ["good"] == other_jobs.living()
     assert len(seen) > 3
 
 
@@ -378,17 +380,17 @@ def test_announcement_of_a_dead_job_is_removed_and_of_a_live_one_kept(
     host: C10dBackend,
 ) -> None:
     clock = Clock()
-    guests = OtherJobs(connection(host, "host"), clock)
-    come(host, "dead")
-    claim, exchange = come(host, "living")
-    office = claim.coordinating(exchange)
+    other_jobs = OtherJobs(connection(host, "host"), clock)
+    start_joined_job(host, "dead")
+    claim, exchange = start_joined_job(host, "living")
+    leader = claim.coordinating(exchange)
     for count in range(3):
-        office.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"%d" % count})
-        guests.living()
+        leader.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"%d" % count})
+        other_jobs.living()
         clock.now += 19.0
     left = [host.server.check([f"{REGISTER}/{number}"]) for number in (1, 2)]
     scribble(host.server, f"{REGISTER}/2", None)
-    office.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"4"})
+    leader.write({ANNOUNCEMENT: b"hello", COORDINATOR_HEARTBEAT: b"4"})
 
     assert [False, True] == left
     assert host.server.check([f"{REGISTER}/2"])
@@ -396,13 +398,13 @@ def test_announcement_of_a_dead_job_is_removed_and_of_a_live_one_kept(
 
 
 def test_host_waits_for_a_joined_job_whatever_strangers_announce(host: C10dBackend) -> None:
-    come(host, "good")
+    start_joined_job(host, "good")
     announce(host, "x" * 9000)
     scribble(host.server, REGISTER, b"junk")
-    told: list[list[str]] = []
+    reported: list[list[str]] = []
     began = time.monotonic()
 
-    host.stay(1.0, told.append, threading.Event())
+    host.stay(1.0, reported.append, threading.Event())
 
-    assert [["good"]] == told
+    assert [["good"]] == reported
     assert time.monotonic() - began >= 1.0

@@ -87,7 +87,7 @@ class Cluster:
         return dialled[-1]
 
     def end(self) -> list[tuple[int, str]]:
-        """Let the workers end; what became of each node, and what it said."""
+        """Let the workers end; the status and output of each node."""
         (self.folder / "go").touch()
         return [node.ends(LIMIT) for node in self.nodes]
 
@@ -132,9 +132,9 @@ def test_unreadable_entries_are_refused_in_few_lines_and_job_continues(
     ends = cluster.end()
 
     assert [0, 0] == [status for status, _ in ends], ends
-    said = "".join(err for _, err in ends)
-    assert 1 <= said.count("a report was refused") <= 6, said
-    assert ESC not in said
+    output = "".join(err for _, err in ends)
+    assert 1 <= output.count("a report was refused") <= 6, output
+    assert ESC not in output
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,9 +148,9 @@ def test_strangers_text_is_shown_without_effect_on_a_terminal(make: Callable[...
     stranger.post(encode(Envelope(2, Close("stranger/1", f"{ESC}[31mended\nforged: all is well\r\x9b2J\u202e"))))
     stranger.close()
 
-    ((status, said),) = cluster.end()
+    ((status, output),) = cluster.end()
 
     assert 1 == status
-    assert r"\x1b[31mended\nforged: all is well\r\x9b2J\u202e" in said
-    assert not [line for line in said.splitlines() if line.startswith("forged")]
-    assert {"\n"} >= {part for part in said if not part.isprintable()}
+    assert r"\x1b[31mended\nforged: all is well\r\x9b2J\u202e" in output
+    assert not [line for line in output.splitlines() if line.startswith("forged")]
+    assert {"\n"} >= {part for part in output if not part.isprintable()}
