@@ -21,7 +21,7 @@ HANDLER = """
 import os
 from functools import partial
 from {elastic}.multiprocessing import errors
-class Telling(errors.ErrorHandler):
+class PrintingHandler(errors.ErrorHandler):
     raises = False
     def initialize(self): print("initialize", self._fn_name)
     def record_exception(self, e): print("exception", e, self._fn_name)
@@ -37,9 +37,9 @@ def fails(): raise KeyError("bad")
 def test_an_error_handler_knows_the_functions_name_before_it_begins(peer: Peer) -> None:
     lines = printed_lines(
         peer,
-        HANDLER + "print(errors.record(works, Telling())())\n"
-        "print(errors.record(partial(int, '8'), Telling())())\n"
-        "try: errors.record(fails, Telling())()\n"
+        HANDLER + "print(errors.record(works, PrintingHandler())())\n"
+        "print(errors.record(partial(int, '8'), PrintingHandler())())\n"
+        "try: errors.record(fails, PrintingHandler())()\n"
         "except KeyError: pass\n",
     )
 
@@ -51,8 +51,8 @@ def test_an_error_handler_knows_the_functions_name_before_it_begins(peer: Peer) 
 def test_error_handler_that_fails_at_success_fails_no_function(peer: Peer) -> None:
     lines = printed_lines(
         peer,
-        HANDLER + "Telling.raises = True\n"
-        "try: errors.record(works, Telling())()\n"
+        HANDLER + "PrintingHandler.raises = True\n"
+        "try: errors.record(works, PrintingHandler())()\n"
         "except ValueError as error: print(error)\n",
     )
 

@@ -857,7 +857,7 @@ def test_a_stream_that_fails_silences_its_own_call_only(two: Pool, caplog: pytes
     assert 2 == sum("this stream takes nothing" in record.getMessage() for record in caplog.records)
 
 
-class Telling(io.StringIO):
+class TouchingStream(io.StringIO):
     """Makes a file once something has come."""
 
     def __init__(self, file: Path) -> None:
@@ -885,7 +885,7 @@ def writes_half_a_character(folder: Path, item: int) -> None:
 
 
 def test_output_of_a_map_continues_while_other_items_start(two: Pool, tmp_path: Path) -> None:
-    with redirect_stdout(Telling(tmp_path / "written")) as output:
+    with redirect_stdout(TouchingStream(tmp_path / "written")) as output:
         two.map(functools.partial(writes_half_a_character, tmp_path), range(3))
 
     assert output.getvalue() == "a\N{EURO SIGN}\n"

@@ -326,14 +326,14 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
     with ThreadPoolExecutor(1) as thread:
         counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _programs.flags_here())
         duties.wait_until(lambda: hanging.exists() and hanging.read_text())
-        asker = int(hanging.read_text())
-        queried = duties.parent_of(asker)
+        querying = int(hanging.read_text())
+        fork_server = duties.parent_of(querying)
         of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["fork server"]
         of_another, _ = fork_server_and(NAME)
         waits = not counting.done()
-        os.kill(asker, signal.SIGKILL)
+        os.kill(querying, signal.SIGKILL)
         with pytest.raises(StartError, match="device query process ended unexpectedly"):
             counting.result(LIMIT)
 
     assert waits
-    assert queried == of_the_same != of_another
+    assert fork_server == of_the_same != of_another
