@@ -23,6 +23,7 @@ import os
 import sys
 import tempfile
 import unittest
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -290,8 +291,8 @@ class _Plain:
             ranks.close(hurry=True)
             raise
 
-        if result.leaks:
-            result.warn_of_leaks(call)
+        if (leaks := result.leaks_warning(call)) is not None:
+            warnings.warn_explicit(leaks, None, call.file, call.line)
         return result
 
     def shown(self, error: RanksFailed, result: TestReport) -> BaseException:

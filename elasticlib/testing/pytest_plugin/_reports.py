@@ -9,7 +9,6 @@ pytest's own classes, so that xdist can send them between processes.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +32,21 @@ _OF_RANK_0 = {
 Pytest's sections for the output of a test's body, whose only rank in pytest's view is rank 0, and
 their names here. Pytest finds them by the beginning of a name.
 """
+_OF_THREAD = "threadexception", pytest.PytestUnhandledThreadExceptionWarning
+_OF_FINALIZER = "unraisableexception", pytest.PytestUnraisableExceptionWarning
+"""Pytest's plugin for such exceptions, and its warning."""
 SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 """File, line and text of a skip on a rank."""
 
 
 def forward(item: Any, call: RankCall, result: TestReport, measuring: Measuring) -> None:
-    """Repeat the warnings and log records of rank 0 in pytest's process, and warn of leaks."""
+    """
+    Repeat the warnings and log records of rank 0 in pytest's process.
+
+    Warn of exceptions that no code has handled on any rank, and of leaks. A warning that filters
+    turn into an error is added to the test's failure, and raised if there is none.
+    """
+    __tracebackhide__ = True
     first = result.outcomes.get(0)
     if first is not None:
         _log(first)
@@ -46,13 +54,13 @@ def forward(item: Any, call: RankCall, result: TestReport, measuring: Measuring)
         measuring.add(outcome.coverage)
     if first is not None:
         item.user_properties += first.properties
-        for message, category, file, line in first.warnings:
-            with _noted(result):
-                warnings.warn_explicit(message, category, file, line)
+        for warned in first.warnings:
+            _warn(call, result, *warned)
 
-    if result.leaks:
-        with _noted(result):
-            result.warn_of_leaks(call)
+    for category, text in _unhandled(item.config, result.outcomes):
+        _warn(call, result, category(text), None, call.file, call.line)
+    if (leaks := result.leaks_warning(call)) is not None:
+        _warn(call, result, leaks, None, call.file, call.line)
 
 
 def _log(outcome: RankOutcome) -> None:
@@ -63,15 +71,36 @@ def _log(outcome: RankOutcome) -> None:
             logger.handle(logging.makeLogRecord(record))
 
 
-@contextlib.contextmanager
-def _noted(result: TestReport) -> Iterator[None]:
-    """Add a warning that filters turn into an error to the test's failure; raise it if none."""
+def _warn(call: RankCall, result: TestReport, message: Any, category: Any, file: str, line: int) -> None:
+    __tracebackhide__ = True
     try:
-        yield
+        warnings.warn_explicit(message, category, file, line)
     except Warning as warning:
-        if result.error is None:
+        text = f"{type(warning).__name__}: {warning}"
+        if result.error is not None:
+            result.error.notes = [*result.error.notes, text]
+        elif call.is_body:
+            # No line of the test runs in this process.
+            raise pytest.fail.Exception(text, pytrace=False) from None
+        else:
             raise
-        result.error.notes = [*result.error.notes, f"{type(warning).__name__}: {warning}"]
+
+
+def _unhandled(config: pytest.Config, outcomes: Mapping[int, RankOutcome]) -> Iterator[tuple[type[Warning], str]]:
+    """Yield pytest's warning and its text for each unhandled exception; equal ones of ranks count once."""
+    ranks_of: dict[tuple[bool, str], list[int]] = {}
+    places: dict[tuple[bool, str], str] = {}
+    for rank, outcome in sorted(outcomes.items()):
+        for each in outcome.unhandled:
+            alike = each.is_of_thread, each.trace
+            places.setdefault(alike, each.where)
+            if rank not in ranks_of.setdefault(alike, []):
+                ranks_of[alike].append(rank)
+
+    for (is_of_thread, trace), ranks in ranks_of.items():
+        plugin, category = _OF_THREAD if is_of_thread else _OF_FINALIZER
+        if config.pluginmanager.hasplugin(plugin):
+            yield category, f"{ranks_text(ranks)}: {places[is_of_thread, trace]}\n\n{trace}"
 
 
 def note(item: Any, result: TestReport) -> None:

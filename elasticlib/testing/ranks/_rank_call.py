@@ -123,6 +123,16 @@ class Failure:
 
 
 @frozen
+class Unhandled:
+    """Exception that no code could handle: it ended a thread, or a finalizer raised it."""
+
+    is_of_thread: bool
+    where: str
+    """Thread or finalizer, as the interpreter names it."""
+    trace: str
+
+
+@frozen
 class RankOutcome:
     """Outcome of a call on one rank."""
 
@@ -139,6 +149,7 @@ class RankOutcome:
     """File and line of the skip or expected failure."""
     warnings: tuple[Any, ...] = ()
     """(message, class, file, line) of each warning."""
+    unhandled: tuple[Unhandled, ...] = ()
     records: tuple[Any, ...] = ()
     """Log records, as dictionaries."""
     log: str = ""

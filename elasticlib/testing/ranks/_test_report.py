@@ -7,7 +7,6 @@ one by one.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,7 +72,10 @@ class TestReport:
             return []
         return [(what, _failed.unpacked(failure)) for what, failure in outcome.parts]
 
-    def warn_of_leaks(self, call: RankCall) -> None:
+    def leaks_warning(self, call: RankCall) -> _failed.DirtyWorkerWarning | None:
+        """Return the warning of the state that the test left behind; None if it left none."""
+        if not self.leaks:
+            return None
         alike: dict[tuple[str, ...], list[int]] = {}
         for rank, what in sorted(self.leaks.items()):
             alike.setdefault(what, []).append(rank)
@@ -82,7 +84,7 @@ class TestReport:
             f"{call.test}: {text}. New workers replace these: undo the change at the end of the test "
             "(monkeypatch, try/finally)"
         )
-        warnings.warn_explicit(_failed.DirtyWorkerWarning(message), None, call.file, call.line)
+        return _failed.DirtyWorkerWarning(message)
 
 
 def left_after(collectives: int) -> str:

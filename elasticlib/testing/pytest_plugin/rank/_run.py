@@ -23,7 +23,7 @@ from attrs import evolve
 
 from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.process_state import _config_modules, _torch_modes
-from elasticlib.testing.pytest_plugin.rank import _made, _modules, _pdb
+from elasticlib.testing.pytest_plugin.rank import _made, _modules, _pdb, _unhandled
 from elasticlib.testing.ranks import _isolation, _outcomes, _plain
 from elasticlib.testing.ranks._rank_call import Failure, MadeUp, Patch, RankCall, RankOutcome, Style
 from elasticlib.workers.child import (
@@ -93,13 +93,14 @@ def _surrounded(
         fixtures = stack.enter_context(_made.made(call, item))
         given = {**kwargs, **fixtures, **_made.of_rank(call, rank)}
         entered = _pdb.entered(function) if call.trace and rank == 0 else function
-        with _example(call, function):
+        with _unhandled.collected() as unhandled, _example(call, function):
             outcome = _called(call, lambda: _returned(entered(*args, **given)))
 
     warned = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     log, properties = item.handler.stream.getvalue(), tuple(item.properties)
-    return evolve(outcome, warnings=_portable(warned), records=records, log=log, properties=properties)
+    outcome = evolve(outcome, warnings=_portable(warned), unhandled=tuple(unhandled))
+    return evolve(outcome, records=records, log=log, properties=properties)
 
 
 def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
