@@ -482,7 +482,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         result = run()
         _interpreter_end.flush_lines()
     except SystemExit as stop:
-        status = _interpreter_end.flush_streams(_exit_status(stop.code))
+        status = _interpreter_end.flush_streams(_exit_status(stop.code), shows=False)
         _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, status)
         return status
     except BaseException as error:
@@ -491,7 +491,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(users_part(error))
-        _interpreter_end.flush_streams(status)
+        _interpreter_end.flush_streams(status, shows=False)
         _raised(error, handed, shared, status)
         return _shown(error, status)
 

@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from elasticlib._clock import monotonic
+from elasticlib.stacks import CALLERS, users_part
 from elasticlib.workers.child import _loaded
 from elasticlib.workers.child._announcing import ProgramOutcome
 from elasticlib.workers.child.program import _main
@@ -153,7 +154,7 @@ def _show_ignored(error: BaseException, by: object) -> None:
     with contextlib.suppress(BaseException):
         # It may have no stream left to show it on.
         print(f"Exception ignored in: {by!r}", file=sys.stderr)
-        traceback.print_exception(error)
+        traceback.print_exception(error.with_traceback(users_part(error)))
 
 
 def _let_go_of_signals() -> None:
@@ -178,8 +179,12 @@ def flush_lines() -> None:
                 stream.flush()
 
 
-def flush_streams(status: int) -> int:
-    """Flush stdout and stderr; return the exit status, which becomes 120 if output is lost."""
+def flush_streams(status: int, *, shows: bool = True) -> int:
+    """
+    Flush stdout and stderr; return the exit status, which becomes 120 if output is lost.
+
+    Without *shows* it does not show why: the end of the worker shows that, after the traceback.
+    """
     for name in ("stdout", "stderr"):
         stream = vars(sys).get(name)
         try:
@@ -187,7 +192,7 @@ def flush_streams(status: int) -> int:
         except BaseException as error:
             # The interpreter's status in that case.
             status = status or 120
-            if name == "stdout":
+            if shows and name == "stdout":
                 _show_ignored(error, stream)
 
     return status
@@ -206,11 +211,19 @@ def _flush_native_streams() -> None:
     """
     flush = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
     # Without other threads no lock can be held.
-    if len(os.listdir("/proc/self/task")) == 1:
+    if _has_one_thread():
         flush.run()
         return
     flush.start()
     flush.join(_LOCK_LIMIT)
+
+
+def _has_one_thread() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        # The program has no free descriptor, or has changed its root.
+        return False
 
 
 def _end_daemon_threads() -> None:
@@ -496,3 +509,6 @@ def _idle_threads() -> object:
 def _status_of(thread: str) -> dict[str, str]:
     with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+CALLERS.add(__file__)

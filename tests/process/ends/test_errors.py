@@ -294,6 +294,11 @@ SHOWN = {
     "syntax": "x = (",
     "exit": "import sys\nsys.exit('the reason')",
     "interrupt": "raise KeyboardInterrupt",
+    "stream": "import sys\nclass Tee:\n    def write(self, text): pass\n    def __repr__(self): return 'Tee()'\n"
+    "sys.stdout = Tee()\nraise ValueError('a bad value')",
+    "broken stream": "import sys\nclass Tee:\n    def write(self, text): pass\n    def __repr__(self): return 'Tee()'\n"
+    "    def flush(self):\n        raise OSError('closed')\nsys.stdout = Tee()\nsys.exit(3)",
+    "no descriptor": "import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\nsys.exit('the reason')",
     "hook": "import sys\nsys.excepthook = lambda kind, error, trace: print(kind, error, trace.tb_frame.f_code.co_name, "
     "file=sys.stderr)\nraise ValueError('a bad value')",
 }
