@@ -113,6 +113,8 @@ class CallPickler(_by_value.Pickler):
             return _main.namespace, ()
         if isinstance(obj, _DEFINITIONS):
             return self._reduced_definition(obj)
+        if _is_get_ipython(obj):
+            return _function.no_ipython_here, ()
         return self._reduced(obj)
 
     def _reduced_definition(self, obj: Any) -> Any:
@@ -179,6 +181,13 @@ class CallPickler(_by_value.Pickler):
 
 def _is_typed_storage(kind: type) -> bool:
     return kind.__name__ == "TypedStorage" and kind.__module__ == "torch.storage"
+
+
+def _is_get_ipython(obj: Any) -> bool:
+    """Return True for the method of IPython's shell that each cell finds as ``get_ipython``."""
+    if not isinstance(obj, types.MethodType) or obj.__name__ != "get_ipython":
+        return False
+    return obj.__func__.__module__.partition(".")[0] == "IPython"
 
 
 def _is_of_main(obj: Any) -> bool:

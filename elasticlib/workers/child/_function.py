@@ -48,6 +48,19 @@ _kept: Mapping[str, int] = {}
 """Descriptors of the memories that the definitions use, by name."""
 
 
+def no_ipython() -> Any:
+    """Take the place of a notebook's ``get_ipython`` in a worker, where no shell of IPython runs."""
+    raise NameError(
+        "name 'get_ipython' is not defined in a worker: run commands by subprocess.run() instead of !command, "
+        "and call functions instead of %magics"
+    )
+
+
+def no_ipython_here() -> Callable[[], Any]:
+    """Return `no_ipython`."""
+    return no_ipython
+
+
 def unpacked(
     content: bytes, sources: Mapping[str, Sequence[str]], memories: Mapping[str, int]
 ) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:

@@ -82,6 +82,12 @@ WORKS: dict[str, tuple[str, str, str]] = {
         "True",
     ),
     "what other cells have": ("def fn(x):\n    return collections.Counter([x] * LIMIT)[x]", "1", "3"),
+    "test for a notebook": (
+        "def is_in_notebook():\n    try:\n        return bool(get_ipython())\n"
+        "    except NameError:\n        return False\ndef fn(x):\n    return is_in_notebook()",
+        "1",
+        "False",
+    ),
     "keyword arguments": ("def fn(x, *, y=2):\n    return x + y", "1, y=3", "4"),
 }
 """By kind: what defines it, its arguments, and the result."""
