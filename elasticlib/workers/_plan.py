@@ -35,6 +35,7 @@ from elasticlib.processes import (
     Surroundings,
     absolute_path,
     check_system,
+    current_folder,
     debugger_follows,
     flags_here,
     folder_of_script,
@@ -431,6 +432,9 @@ def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
     Return *job* with the script, folder or archive *entry*, and the text of a script that workers
     cannot read.
     """
+    if entry != STDIN and not os.path.isabs(entry) and os.path.lexists(entry):
+        # The kernel may follow a path such as ../train.py from a removed folder, but Python cannot.
+        current_folder()
     if _can_be_read_once(entry):
         text = _read_once(entry)
         path0 = "" if entry == STDIN else folder_of_script(entry)

@@ -352,6 +352,14 @@ def test_script_of_a_folder_that_was_removed_is_not_found(removed: Path) -> None
         plan("train.py")
 
 
+def test_script_with_a_path_from_a_folder_that_was_removed_is_refused(removed: Path) -> None:
+    (removed.parent / "train.py").touch()
+
+    with pytest.raises(EntrypointError, match=f"the working directory {removed} no longer exists: change to another"):
+        plan("../train.py")
+    assert plan(str(removed.parent / "train.py")).common.argv == [str(removed.parent / "train.py")]
+
+
 def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
     with pytest.raises(EntrypointError, match="PYTHON_EXEC='/no/such/python' cannot be run"):
         plan(script, environment={"PYTHON_EXEC": "/no/such/python"})
