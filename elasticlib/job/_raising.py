@@ -6,8 +6,9 @@ Rules of this file: if an exception cannot be of both classes, it is a plain `Ch
 Python shows an uncaught error of this kind badly. The worker's traceback appears up to four times:
 as the worker wrote it, as the cause, in a note of the cause, and in the report. The launcher's
 frames appear between them. So an exception hook shows the program's own frames, then the report, each
-part once. The first error of a launch sets the hook, unless the program has a hook of its own.
-Python's hook shows all other errors.
+part once. It leaves the launcher's frames out of other errors of a launch, too: a refused call, an
+interrupt. The first error of a launch sets the hook, unless the program has a hook of its own.
+Python's hook shows all other errors, and those of a bug in this library.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import contextlib
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from elasticlib.errors import ChildFailedError
+from elasticlib.errors import ChildFailedError, ElasticError, InvalidTransitionError
 from elasticlib.notebook import ipython_shell, render_worker_error
-from elasticlib.stacks import is_ours
+from elasticlib.stacks import is_ours, is_users
 from elasticlib.workers.child import exception_members, set_exception_members
 
 # New in Python 3.11.
@@ -131,11 +132,43 @@ def show_uncaught() -> None:
         sys.excepthook = _show
 
 
+@contextlib.contextmanager
+def shows_uncaught() -> Iterator[None]:
+    """Set that hook if an error of this library leaves the block."""
+    try:
+        yield
+    except ElasticError:
+        show_uncaught()
+        raise
+
+
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not isinstance(error, ChildFailedError) or sys.stderr is None:
+    if not isinstance(error, ElasticError) or isinstance(error, InvalidTransitionError) or sys.stderr is None:
         sys.__excepthook__(kind, error, trace)
         return
-    print("\n".join(uncaught_lines(error, trace)), file=sys.stderr, flush=True)
+    lines = uncaught_lines(error, trace) if isinstance(error, ChildFailedError) else _lines_of_others(error, trace)
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _lines_of_others(error: ElasticError, trace: TracebackType | None) -> list[str]:
+    """Return Python's lines for *error*, without frames of the launcher and causes within libraries."""
+    shown: Any = traceback.TracebackException(type(error), error, trace, compact=True)
+    each = shown
+    while each is not None:
+        each.stack[:] = [frame for frame in each.stack if not is_ours(frame.filename)]
+        each.__cause__, each.__context__ = _of_user(each.__cause__), _of_user(each.__context__)
+        each = each.__cause__ or each.__context__
+    return "".join(shown.format()).splitlines()
+
+
+def _of_user(found: Any) -> Any:
+    """Return *found* from the user's first frame on; None if it has none."""
+    frames = [] if found is None else found.stack
+    firsts = [number for number, frame in enumerate(frames) if is_users(frame.filename)]
+    if not firsts:
+        return None
+    found.stack[:] = frames[firsts[0] :]
+    return found
 
 
 def uncaught_lines(error: ChildFailedError, trace: TracebackType | None) -> list[str]:

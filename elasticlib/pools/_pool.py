@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from elasticlib._wording import counted
 from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
-from elasticlib.job import Job, Place, Results
+from elasticlib.job import Job, Place, Results, shows_uncaught
 from elasticlib.launch import title_of
 from elasticlib.pools._pool_workers import CallAnswer, PoolWorkers
 from elasticlib.rendezvous import host_name
@@ -151,13 +151,9 @@ class Pool:
 
         Users call `run` and `map`. Raises `PoolError` if the pool is closed, busy, or a forked copy.
         """
-        if os.getpid() != self._owner:
-            raise PoolError(
-                "this process is a fork of the program that created the pool: only that program can use the pool"
-            )
-
         # An interrupt must not leave the lock taken.
-        with DeferredSignals() as put_off:
+        with shows_uncaught(), DeferredSignals() as put_off:
+            self._refuse_in_fork()
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
                 raise PoolError(
@@ -186,6 +182,12 @@ class Pool:
             finally:
                 self._caller = None
                 self._busy.release()
+
+    def _refuse_in_fork(self) -> None:
+        if os.getpid() != self._owner:
+            raise PoolError(
+                "this process is a fork of the program that created the pool: only that program can use the pool"
+            )
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

@@ -432,9 +432,7 @@ def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
     Return *job* with the script, folder or archive *entry*, and the text of a script that workers
     cannot read.
     """
-    if entry != STDIN and not os.path.isabs(entry) and os.path.lexists(entry):
-        # The kernel may follow a path such as ../train.py from a removed folder, but Python cannot.
-        current_folder()
+    _check_folder_of(entry)
     if _can_be_read_once(entry):
         text = _read_once(entry)
         path0 = "" if entry == STDIN else folder_of_script(entry)
@@ -555,6 +553,13 @@ def _read_once(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise EntrypointError(f"script {path!r} cannot be read: {error.strerror}; give a file") from error
+
+
+def _check_folder_of(path: str) -> None:
+    """Raise `EntrypointError` for a relative path such as ``../train.py`` from a folder that was removed."""
+    # The kernel follows such a path, but Python cannot make it absolute.
+    if path != STDIN and not os.path.isabs(path) and os.path.lexists(path):
+        current_folder()
 
 
 def _check_script(path: str) -> None:

@@ -113,8 +113,6 @@ class CallPickler(_by_value.Pickler):
             return _main.namespace, ()
         if isinstance(obj, _DEFINITIONS):
             return self._reduced_definition(obj)
-        if _is_get_ipython(obj):
-            return _function.no_ipython_here, ()
         return self._reduced(obj)
 
     def _reduced_definition(self, obj: Any) -> Any:
@@ -149,6 +147,8 @@ class CallPickler(_by_value.Pickler):
         """Reduce *obj* as multiprocessing shares it, else by value if it cannot be imported."""
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
+        if _is_get_ipython(obj):
+            return _function.no_ipython_here, ()
         shared = _shared_arguments.reduced(obj)
         if shared is not NotImplemented:
             return shared

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import elasticlib.launch
-from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.errors import ChildFailedError, InvalidTransitionError, LaunchInterrupted, ProcessFailure
 from elasticlib.job import _raising
 from elasticlib.job._raising import combined_error
 
@@ -91,3 +95,54 @@ def test_other_errors_are_shown_as_python_shows_them(
     sys.excepthook(KeyError, KeyError("name"), None)
 
     assert "KeyError: 'name'\n" == capsys.readouterr().err
+
+
+REFUSED = """
+import elasticlib, threading
+def train(lock): pass
+class Model:
+    def __reduce__(self):
+        raise ValueError("cannot be copied")
+def start(argument):
+    elasticlib.elastic_launch(elasticlib.LaunchConfig(nproc_per_node=1), train)(argument)
+if __name__ == "__main__":
+    start({argument})
+"""
+
+
+@pytest.mark.parametrize(("argument", "cause"), [("threading.Lock()", ""), ("Model()", "in __reduce__")])
+def test_uncaught_refusal_has_no_frames_of_the_launcher(argument: str, cause: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(REFUSED.format(argument=argument))
+
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert lines[-1].startswith("elasticlib.errors.PicklingError: argument 0 of train")
+    assert "in start" in done.stderr
+    assert cause in done.stderr
+    assert ("direct cause" in done.stderr) is bool(cause)
+    assert [] == [line for line in lines if f"{os.sep}elasticlib{os.sep}" in line or "cloudpickle" in line]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown_whole"),
+    [(LaunchInterrupted("stopped", signal.SIGINT), False), (InvalidTransitionError("agent", "A", "B"), True)],
+)
+def test_frames_of_the_launcher_are_shown_only_of_a_bug(
+    error: BaseException, is_shown_whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def calls() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    _raising.show_uncaught()
+    try:
+        exec(compile("calls()", elasticlib.launch.__file__, "exec"), {"calls": calls})
+    except BaseException as found:
+        sys.excepthook(type(found), found, found.__traceback__)
+
+    text = capsys.readouterr().err
+    assert "in calls" in text
+    assert ("launch.py" in text) is is_shown_whole
