@@ -72,6 +72,8 @@ from elasticlib.workers.child import (
 )
 from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
+_HOOKS_OF_LAUNCHES = "elasticlib.job._raising"
+"""Module of the hook that shows uncaught errors of launches."""
 # The process object of this program, before any fork.
 _FIRST_PROCESS = current_process()
 STACKS_SIGNAL = signal.SIGRTMAX - 1
@@ -554,8 +556,8 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
 
 def _shows_tracebacks(hook: Callable[..., object]) -> bool:
     """
-    Return True for the interpreter's hook, and for torch's, which writes "[rank1]: " before each
-    of its lines.
+    Return True for the interpreter's hook, for torch's, which writes "[rank1]: " before each of its
+    lines, and for that of a launch in this worker.
     """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         # Each init_process_group() wraps the present hook, and keeps it in its closure.
@@ -564,7 +566,7 @@ def _shows_tracebacks(hook: Callable[..., object]) -> bool:
         if wrapped is None:
             return False
         hook = wrapped.cell_contents
-    return hook is sys.__excepthook__
+    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") == _HOOKS_OF_LAUNCHES
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:

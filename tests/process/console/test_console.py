@@ -107,6 +107,19 @@ def test_error_of_a_function_is_shown_once_without_launcher_frames(
     assert "rank 1: ValueError: bad batch (program.py:5)" in err
 
 
+def test_error_of_a_launch_within_a_worker_is_shown_once_without_launcher_frames(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    program = PROGRAM.replace("=2)", "=2, max_restarts=0)")
+    process = start("-m", "elasticlib.run", "--nproc-per-node", "1", "program.py", program=program)
+    _, err = process.communicate(timeout=LIMIT)
+
+    assert 1 == process.returncode
+    assert 1 == err.count("raise ValueError('bad batch')")
+    assert 1 == err.count("elastic_launch(LaunchConfig(")
+    assert "elasticlib/" not in err
+
+
 def test_a_hook_of_the_scripts_own_takes_nothing_from_the_report(start: Callable[..., subprocess.Popen[str]]) -> None:
     silent = f"import sys\nsys.excepthook = lambda *_: None\n{FAILS}"
     _, err = start(*RUN, "script.py", script=silent).communicate(timeout=LIMIT)
