@@ -31,11 +31,11 @@ class LaunchStarted(Record, level=logging.INFO):
     """Start of a launch on this node."""
 
     entrypoint: str
-    asked: dict[str, object]
+    settings: dict[str, object]
     """Values of the fields of the configuration that determine the run."""
 
     def __str__(self) -> str:
-        return f"launching {self.entrypoint}: {', '.join(f'{name}={value!r}' for name, value in self.asked.items())}"
+        return f"launching {self.entrypoint}: {', '.join(f'{name}={value!r}' for name, value in self.settings.items())}"
 
 
 @frozen

@@ -26,6 +26,12 @@ HABITS = {
 }
 """A habit with what to write instead: its pattern, and how often pages and sources still have it at most."""
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Whoever|Whatever|Whether|Where|Have|Until when|Of)\b")
+CLAUSE = re.compile(r"(What|Who|Whose|Whoever|Whatever|Whether|Where|Have|That|How)\b")
+PRIVATE_NAME = re.compile(
+    r"^test_(?:who|what|whose|whoever|whatever|whether)_"
+    r"|_(?:told|tells?|said|says?|heard|hears?|whoever|anew|guests?|office|parted|spoilt?|mended|mends|goes_on|brings)(?=_|$)"
+    r"|_(?:is|are)_no_(?!longer|more)"
+)
 LONGEST = 32
 MOST_LONG = 2
 
@@ -88,13 +94,38 @@ def test_sentences_of_pages_are_short() -> None:
     assert len(long) <= MOST_LONG, "\n".join(long)
 
 
+@functools.cache
+def parsed_tests() -> list[tuple[str, ast.AST]]:
+    return [
+        (f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def names_of_tests() -> list[str]:
+    functions = [node.name for _, node in parsed_tests() if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("test_")]
+
+
 def test_names_of_tests_are_short() -> None:
     """A rule and its condition, in at most 70 characters."""
-    names = [
-        name
-        for path in (ROOT / "tests").rglob("*.py")
-        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    ]
+    names = names_of_tests()
 
     assert names
     assert [] == [name for name in names if len(name) > 70]
+
+
+def test_names_of_tests_have_a_subject_and_the_words_of_the_field() -> None:
+    assert [] == [name for name in names_of_tests() if PRIVATE_NAME.search(name)]
+
+
+def test_docstrings_of_tests_begin_with_a_noun_or_an_imperative() -> None:
+    texts = [
+        (place, node.value.value)
+        for place, node in parsed_tests()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+
+    assert texts
+    assert [] == [f"{place}: {text.strip()[:60]}" for place, text in texts if CLAUSE.match(text.strip())]

@@ -218,7 +218,7 @@ def test_the_summary_holds_every_failure_and_the_root_cause() -> None:
         assert fact in root
 
 
-def test_summary_of_a_single_failure_states_that_there_is_no_other() -> None:
+def test_summary_of_a_single_failure_lists_no_other() -> None:
     assert "<NO_OTHER_FAILURES>" in str(ChildFailedError("train.py", {0: failure()}))
 
 

@@ -132,11 +132,11 @@ class NodeClient:
 
     def hold(self, paused: bool) -> None:
         """Pause this node's heartbeats, so that the others count it as lost, or resume them."""
-        self.tell(events.SuspendHeartbeats(paused))
+        self.deliver(events.SuspendHeartbeats(paused))
 
     def fail(self, error: RendezvousError) -> None:
         """Make `drain` raise *error*, as this node's part is over. May be called from any thread."""
-        self.tell(events.Refused(None, error))
+        self.deliver(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
         """Do nothing: in the agent's own process, no other thread could act when the agent cannot."""
@@ -190,7 +190,7 @@ class NodeClient:
             # Read before the session is asked: a later event makes the descriptor readable again.
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
-            self.tell(TimePassed())
+            self.deliver(TimePassed())
             self._session, notices = self._session.drain()
 
             # After the job's end a connection may break: the agent does not need to know.
@@ -217,7 +217,7 @@ class NodeClient:
         with self.turned:
             if self._session.closed:
                 return
-            self.tell(events.CloseSession())
+            self.deliver(events.CloseSession())
 
         # Without the lock: the threads take it to report the outcome of their last request.
         self._connections.join(_PARTING)
@@ -233,7 +233,7 @@ class NodeClient:
 
     # Calls of the connections.
 
-    def tell(self, event: events.Event, thread: events.ConnectionThread | None = None) -> None:
+    def deliver(self, event: events.Event, thread: events.ConnectionThread | None = None) -> None:
         """Pass *event* to the session, and do its actions; the *thread* of its connection finds its own work."""
         with self.turned:
             # The actions are done under the lock, so that a second event cannot overtake them.
@@ -276,7 +276,7 @@ class NodeClient:
         with self.turned:
             if self._session.closed:
                 raise RendezvousClosedError(f"node {self.node} has closed its rendezvous and cannot send {what:.60}")
-            self.tell(event)
+            self.deliver(event)
 
     def _perform(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
@@ -285,7 +285,7 @@ class NodeClient:
             # No thread could be started: no further attempt helps, and `drain` reports that to the
             # agent.
             except StartError as error:
-                self.tell(events.Refused(None, error))
+                self.deliver(events.Refused(None, error))
 
     def _do(self, action: events.Action) -> None:
         match action:
@@ -422,14 +422,14 @@ class Connection:
             with open_files_needed("the rendezvous"):
                 work()
         except RendezvousConnectionError as error:
-            self.client.tell(events.ConnectionLost(self.number, str(error), isinstance(error, RefusedError)))
+            self.client.deliver(events.ConnectionLost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
-            self.client.tell(events.Refused(self.number, error))
+            self.client.deliver(events.Refused(self.number, error))
         except Exception as error:
             # An error of this library or of a backend: without this the node would wait without
             # end.
             _log.exception("a thread of the rendezvous failed")
-            self.client.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
+            self.client.deliver(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
     def _speak(self) -> None:
         exchange = self._exchange = self.dial(self.limit)
@@ -438,7 +438,7 @@ class Connection:
                 # Before the first request: when the first notice is awaited, its connection exists.
                 if not self._ending:
                     self._run(self._listen, "elasticlib-notices")
-            self.client.tell(events.Connected(self.number))
+            self.client.deliver(events.Connected(self.number))
             self._serve(events.ConnectionThread.SPEAK, exchange)
         finally:
             exchange.close()
@@ -453,7 +453,7 @@ class Connection:
 
     def _serve(self, thread: events.ConnectionThread, exchange: Exchange) -> None:
         while (ask := self._next(thread)) is not None:
-            self.client.tell(self._done(ask, exchange), thread)
+            self.client.deliver(self._done(ask, exchange), thread)
 
     def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
@@ -487,4 +487,4 @@ class Connection:
 
             # Outside the wait, as the tick may give this thread its next operation.
             if not is_early:
-                self.client.tell(TimePassed())
+                self.client.deliver(TimePassed())

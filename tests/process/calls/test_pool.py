@@ -1222,7 +1222,7 @@ def test_field_of_a_workers_exception_is_not_the_item_of_a_map() -> None:
             assert "mine" == raised.value.item
 
 
-def test_worker_left_unfit_by_an_item_gets_no_more_items(two: Pool) -> None:
+def test_worker_that_an_item_left_unusable_gets_no_more_items(two: Pool) -> None:
     found = two.map(leaves_a_group, range(5))
 
     assert [item for item, _ in found] == list(range(5))

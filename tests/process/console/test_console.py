@@ -107,7 +107,7 @@ def test_error_of_a_function_is_shown_once_without_launcher_frames(
     assert "rank 1: ValueError: bad batch (program.py:5)" in err
 
 
-def test_error_of_a_launch_within_a_worker_is_shown_once_without_launcher_frames(
+def test_error_of_a_launch_within_a_worker_is_shown_once(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     program = PROGRAM.replace("=2)", "=2, max_restarts=0)")

@@ -312,7 +312,7 @@ def test_a_burst_of_signals_leaves_nothing(pause: float, job: Job) -> None:
     assert status in (1, -signal.SIGINT)
 
 
-def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
+def test_stopped_worker_is_continued_to_receive_the_signal(job: Job) -> None:
     job.start("note_signals(here)", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
     os.kill(int((job.folder / "round0.rank1").read_text().split()[0]), signal.SIGSTOP)

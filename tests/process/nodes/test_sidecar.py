@@ -148,7 +148,7 @@ def test_killed_launcher_leaves_no_workers_and_no_sidecar(start: Start) -> None:
     assert ends_within(other.process, 5.0)
 
 
-def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) -> None:
+def test_other_nodes_learn_of_a_killed_launcher_at_once_and_continue(start: Start) -> None:
     host, other = pair(start)
 
     began = time.monotonic()
@@ -159,7 +159,7 @@ def test_the_others_hear_of_a_killed_launcher_at_once_and_go_on(start: Start) ->
     assert assignment["at"] - began < HEARTBEAT
 
 
-def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Start) -> None:
+def test_other_nodes_name_the_stores_host_after_its_death(start: Start) -> None:
     host, other = pair(start)
 
     host.popen.kill()

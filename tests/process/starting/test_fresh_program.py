@@ -387,7 +387,7 @@ out.write("text")
 """
 
 
-def test_daemon_threads_that_are_at_work_say_nothing_at_the_end(tmp_path: Path) -> None:
+def test_busy_daemon_threads_print_nothing_at_the_end(tmp_path: Path) -> None:
     """Their globals go away under their feet; as in an interpreter they end without a word."""
     script = tmp_path / "busy.py"
     script.write_text(BUSY_DAEMON)

@@ -60,7 +60,7 @@ def test_gpu_that_another_job_has_is_refused_by_name() -> None:
         choose([0, 1], 1, SEEN, [taken("5")], may_share=False)
 
 
-def test_calls_that_say_nothing_share_as_programs_do() -> None:
+def test_calls_without_devices_share_gpus_as_programs_do() -> None:
     assert choose(None, 4, SEEN, [taken(*SEEN, may_be_shared=True)], may_share=True) == SEEN
 
 

@@ -125,7 +125,7 @@ def test_equal_stacks_stand_together_despite_thread_numbers() -> None:
     assert 1 == str(stacks).count("train.py")
 
 
-def test_no_stacks_say_that_no_worker_runs() -> None:
+def test_empty_stacks_are_shown_as_no_running_workers() -> None:
     assert "no worker runs here" == str(Stacks())
 
 

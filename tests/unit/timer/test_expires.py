@@ -102,7 +102,7 @@ def test_invalid_number_of_seconds_is_refused(after: object) -> None:
         timer.expires(after=after)  # type: ignore[arg-type]
 
 
-def test_requests_are_equal_by_what_they_say() -> None:
+def test_requests_with_equal_content_are_equal() -> None:
     assert timer.TimerRequest(1, "a", 2.0) == timer.TimerRequest(1, "a", 2.0)
     assert timer.TimerRequest(1, "a", 2.0) != timer.TimerRequest(1, "a", 3.0)
     assert timer.FileTimerRequest(1, "a", 2.0, 9) == timer.FileTimerRequest(1, "a", 2.0, 9)

@@ -323,7 +323,7 @@ def test_signals_lie_in_an_inbox_that_was_given_and_stay_there(seen: list[int], 
     assert [] == seen
 
 
-def test_an_inbox_that_was_closed_takes_what_nobody_will_hear() -> None:
+def test_closed_inbox_accepts_items_that_nobody_reads() -> None:
     inbox = Inbox()
     inbox.close()
     inbox.close()

@@ -76,7 +76,7 @@ def job_with_spare() -> Commands:
     return desk
 
 
-def test_both_nodes_hear_of_arguments_that_differ() -> None:
+def test_both_nodes_warn_of_arguments_that_differ() -> None:
     desk = job_with_spare()
 
     [here], [there] = desk.cautions("a"), desk.cautions("c")

@@ -242,7 +242,7 @@ def test_thread_that_receives_its_own_result_wakes_no_other_thread(
     monkeypatch.setattr(member._connections, "_latest", SimpleNamespace(ask=requested.append))
     monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
 
-    member.tell(events.OperationDone(connection, 1, None), thread)
+    member.deliver(events.OperationDone(connection, 1, None), thread)
 
     assert ([ask], woken) == (requested, len(calls))
 

@@ -482,7 +482,7 @@ class Deaf:
         pass
 
 
-def test_a_leader_that_breaks_and_cannot_say_so_to_nodes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_breaks_and_cannot_notify_nodes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stay the leader, and nobody would coordinate."""
     state_log = Deaf()
     host = CoordinatorHost(MemoryExchange(), Rules(1, 1), run_id="job", name="host", state_log=state_log)

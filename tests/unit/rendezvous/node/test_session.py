@@ -708,7 +708,7 @@ def test_wait_is_woken_by_the_message_before_the_request() -> None:
     assert {waits.key: b""} == shell.what().values
 
 
-def test_next_message_wakes_the_lane_after_the_store_refused_one() -> None:
+def test_next_message_wakes_the_connection_after_the_store_refused_one() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(ConnectionThread.WATCH)
     shell.handle(Seek(2, "trainer"))
@@ -719,7 +719,7 @@ def test_next_message_wakes_the_lane_after_the_store_refused_one() -> None:
     assert {waits.key: b""} == shell.what().values
 
 
-def test_lane_already_woken_is_not_woken_again() -> None:
+def test_connection_already_woken_is_not_woken_again() -> None:
     shell = Shell().greeted().joined()
     shell.handle(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
@@ -1011,7 +1011,7 @@ def test_session_closed_while_connecting_still_sends_pending_report() -> None:
     assert [Disconnect(1)] == shell.answer()
 
 
-def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
+def test_close_while_connecting_without_messages_ends_at_once() -> None:
     assert [Disconnect(1)] == Shell().handle(CloseSession())
 
 
@@ -1066,9 +1066,7 @@ def ended(shell: Shell) -> None:
     ],
     ids=["closed", "failed", "ended", "given up after the request", "given up before it"],
 )
-def test_a_node_that_waits_for_ranks_no_more_does_not_say_that_it_waits(
-    shell: Shell, happens: Callable[[Shell], object]
-) -> None:
+def test_node_that_waits_no_longer_logs_no_wait(shell: Shell, happens: Callable[[Shell], object]) -> None:
     happens(shell)
 
     logged = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]

@@ -398,7 +398,7 @@ def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster
     assert [True, True] == [final.succeeded for final in team.each(Final)]
 
 
-def test_a_node_whose_peers_say_nothing_leaves_after_the_barrier(cluster: Cluster) -> None:
+def test_node_with_silent_peers_leaves_after_the_barrier(cluster: Cluster) -> None:
     team = Team(cluster, barrier=0.05)
     team.post(0, Succeeded)
 

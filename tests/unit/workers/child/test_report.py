@@ -225,7 +225,7 @@ def test_an_exception_without_a_text_is_called_by_its_type() -> None:
     assert report_of_exception(ValueError(), b"").message == "ValueError"
 
 
-def test_an_exception_that_cannot_say_its_text_is_reported_all_the_same() -> None:
+def test_exception_whose_str_raises_is_reported() -> None:
     assert report_of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
 
 
