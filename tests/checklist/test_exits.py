@@ -90,13 +90,14 @@ def test_summary_shows_every_known_detail_of_each_failure(peer: Peer) -> None:
 
 
 @pytest.mark.row(92)
-def test_the_traceback_and_message_of_a_recorded_worker_are_in_the_summary(peer: Peer) -> None:
+def test_summary_has_the_traceback_of_a_recorded_worker_if_not_shown(peer: Peer) -> None:
+    """Where the worker's stderr is on the console, our summary refers to it."""
     code = (
         "from {elastic}.multiprocessing.errors import record\n"
         "@record\ndef main():\n    raise ValueError('a bad value')\nmain()"
     )
 
-    done = peer.run(peer.script(code), env=QUICK)
+    done = peer.run("--redirects", "3", peer.script(code), env=QUICK)
 
     text = summary(done.err).root.text
     assert 1 == done.returncode

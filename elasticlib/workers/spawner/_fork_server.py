@@ -591,6 +591,8 @@ def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) ->
         # The launch decides which devices are visible, not the one that this fork server was made
         # for.
         _take_environment(received[0]["env"], changed)
+        # Torch's libraries cannot be loaded in a folder that was removed since the first launch.
+        os.chdir("/")
         asker.send(find())
     except BaseException as error:
         asker.send({"why": f"torch cannot {what}: {type(error).__name__}: {error}"})

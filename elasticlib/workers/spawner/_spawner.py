@@ -191,6 +191,8 @@ def _host_store(listener: int, parent: int, words: int, keep: Collection[int]) -
         # Of a copy: the end of this socket must not close the listener.
         with socket.socket(fileno=os.dup(listener)) as bound:
             host, port = bound.getsockname()[:2]
+        # Torch's libraries cannot be loaded in a folder that was removed since the first launch.
+        os.chdir("/")
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)

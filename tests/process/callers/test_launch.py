@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
+from tests.process.launches import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -171,6 +172,34 @@ def key_of_the_last_attempt() -> bool:
 def test_a_restart_finds_a_fresh_store() -> None:
     """Row 121: torch's own restarts fail on just that."""
     assert {0: False} == launch(1, key_of_the_last_attempt, max_restarts=1)
+
+
+MOVES = """
+import os, sys
+from elasticlib import LaunchConfig, elastic_launch
+def rank(): return os.environ["RANK"]
+def meets():
+    from torch.distributed import TCPStore
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return store.add("came", 1) > 0
+def launch(count, function):
+    return elastic_launch(LaunchConfig(nproc_per_node=count, max_restarts=0, preload=()), function)()
+if __name__ == "__main__":
+    os.mkdir("first")
+    os.chdir("first")
+    launch(1, rank)
+    os.chdir("..")
+    os.rmdir("first")
+    print({*launch("auto", meets).values()})
+"""
+
+
+def test_launch_works_once_the_folder_of_the_first_one_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "moves.py").write_text(MOVES)
+
+    done = run_python("moves.py", cwd=tmp_path)
+
+    assert ("{True}\n", 0) == (done.stdout, done.returncode), done.stderr
 
 
 def write_lines(text: str) -> None:
