@@ -91,6 +91,7 @@ if typing.TYPE_CHECKING:
         followed_by_debugger as followed_by_debugger,
         fresh_command as fresh_command,
         importable_by as importable_by,
+        links_to_children as links_to_children,
         open_files_needed as open_files_needed,
         search_path_argument as search_path_argument,
         spawn as spawn,
@@ -164,8 +165,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.processes._programs": (
             "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FROM_OUTSIDE HelperLostError "
             "KILL_SECONDS Link Process above_standard_streams check_system closed_in_forks debugger_follows "
-            "flags_here flags_of followed_by_debugger fresh_command importable_by open_files_needed "
-            "search_path_argument spawn start_error start_thread unseen_by_debugger"
+            "flags_here flags_of followed_by_debugger fresh_command importable_by links_to_children "
+            "open_files_needed search_path_argument spawn start_error start_thread unseen_by_debugger"
         ),
         "elasticlib.processes._reaper": (
             "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS adopt_orphans descendants die_with_parent "

@@ -110,6 +110,11 @@ class Link(Channel):
         closed_in_forks(self)
 
 
+def links_to_children() -> set[int]:
+    """Return the descriptors of this process's links; -1 stands for closed ones."""
+    return {handle.fileno() for handle in list(_own) if isinstance(handle, Link)}
+
+
 def _drop_in_child() -> None:
     for handle in list(_own):
         with contextlib.suppress(OSError):

@@ -127,6 +127,12 @@ def test_groups():                                # which end with the test's ow
     dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1]))
 
 @pytest.mark.elastic
+def test_launch():                                # its fork server stays for the next one
+    from elasticlib import LaunchConfig, elastic_launch
+
+    assert {0: 0} == elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), int)()
+
+@pytest.mark.elastic
 def test_loader():                                # torch keeps a handler for SIGCHLD, Python a tracker of resources
     data = torch.utils.data.TensorDataset(torch.arange(8.0))
     for persistent in (False, True):
@@ -195,7 +201,7 @@ FILES = os.pipe()
 """,
     )
 
-    assert result.parseoutcomes()["passed"] == 11
+    assert result.parseoutcomes()["passed"] == 12
     result.stdout.no_fnmatch_line("*New workers take*")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from elasticlib._wording import counted
+from elasticlib.processes import REAPER_PATH, links_to_children
 from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
 from elasticlib.utils import process_settings, read_proc_state
@@ -27,7 +28,10 @@ State: TypeAlias = dict[str, Any]
 _SIGNALS = tuple(each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
 # Libraries keep these for the life of a process, from their first use on.
 _THREADS_KEPT = frozenset({"tqdm._monitor"})
-_PROCESSES_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+_PROCESSES_KEPT = (
+    *("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker"),
+    REAPER_PATH,
+)
 _VARIABLES_KEPT = ("PYTEST_CURRENT_", "TORCHINDUCTOR_CACHE_", "TRITON_CACHE_", "_TORCHINDUCTOR_")
 """Prefixes of the variables' names."""
 _FILES_KEPT = ("anon_inode:", "/dev/", "/proc/", "/memfd:", "/sys/")
@@ -125,6 +129,8 @@ def _folder() -> str:
 def _descriptors() -> dict[int, str]:
     kept = {_kept_by("multiprocessing.resource_tracker", "_resource_tracker", "_fd")}
     kept.add(_kept_by("multiprocessing.forkserver", "_forkserver", "_forkserver_alive_fd"))
+    # A launch in a test leaves its fork server for the next one.
+    kept |= links_to_children()
     found = {}
     for name in os.listdir("/proc/self/fd"):
         # One descriptor is that of the listing itself.
