@@ -54,7 +54,7 @@ from elasticlib.processes import (
     names_of_parts,
     process_facts,
 )
-from elasticlib.stacks import CALLERS, users_part
+from elasticlib.stacks import CALLERS, is_ours, users_part
 from elasticlib.workers.child import (
     _announcing,
     _function,
@@ -72,8 +72,6 @@ from elasticlib.workers.child import (
 )
 from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
-_HOOKS_OF_LAUNCHES = "elasticlib.job._raising"
-"""Module of the hook that shows uncaught errors of launches."""
 # The process object of this program, before any fork.
 _FIRST_PROCESS = current_process()
 STACKS_SIGNAL = signal.SIGRTMAX - 1
@@ -566,7 +564,12 @@ def _shows_tracebacks(hook: Callable[..., object]) -> bool:
         if wrapped is None:
             return False
         hook = wrapped.cell_contents
-    return hook is sys.__excepthook__ or getattr(hook, "__module__", "") == _HOOKS_OF_LAUNCHES
+    return hook is sys.__excepthook__ or _is_of_a_launch(hook)
+
+
+def _is_of_a_launch(hook: Callable[..., object]) -> bool:
+    """Return True for the hook that a launch in this worker has set."""
+    return isinstance(hook, types.FunctionType) and is_ours(hook.__code__.co_filename)
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:
