@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = "/ /tmp /var/tmp /usr/tmp"
-NO_FOLDER = "error: no folder for temporary logs"
+NO_FOLDER = "error: a folder for temporary logs cannot be created"
 JOB = """
 import os, sys, tempfile
 
@@ -117,4 +117,4 @@ def test_watchdog_keeps_its_pipe_in_shared_memory(job: Path) -> None:
 
     assert (0, "/dev/shm/\n") == (done.returncode, done.stdout)
     assert (2, "") == (refused.returncode, refused.stdout)
-    assert "no folder for the timers of the watchdog" in refused.stderr
+    assert "a folder for the timers of the watchdog cannot be created" in refused.stderr
