@@ -258,6 +258,9 @@ def _clear_modules() -> None:
     # As in the interpreter: streams that replaced these are released here.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     _main.forget()
+    # While all is alive, as in the interpreter: objects are put in an order in which owners are
+    # finalized before the objects that they use, such as a pool of processes before its pipes.
+    gc.collect()
     own = _own_modules()
     found = [weakref.ref(each) for each in map(sys.modules.get, own) if _loaded.is_module(each)]
     for name in own:

@@ -46,6 +46,33 @@ def test_a_script_with_objects_that_answer_nothing_ends_as_under_python(method: 
     assert "data" == (tmp_path / "data").read_text()
 
 
+OWNER = """
+import gc
+class Part:
+    is_closed = False
+    def __del__(self):
+        self.is_closed = True
+class Owner:
+    def __del__(self):
+        print("closed" if self.part.is_closed else "open")
+kept = [Owner()]
+gc.collect(0)                # the part is in a younger generation
+kept[0].part = Part()
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_owners_are_finalized_before_their_parts_as_under_python(method: str, tmp_path: Path) -> None:
+    """As a pool of processes that nobody closed, which sends through its pipes in the end."""
+    (tmp_path / "owner.py").write_text(OWNER)
+    plain = subprocess.run([sys.executable, str(tmp_path / "owner.py")], capture_output=True, text=True, timeout=60)
+
+    done = elasticrun("--nproc-per-node", "1", "--start-method", method, str(tmp_path / "owner.py"))
+
+    assert ("open\n", "") == (plain.stdout, plain.stderr)
+    assert (plain.stdout, plain.stderr) == (done.stdout, done.stderr)
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_a_function_that_leaves_such_objects_has_its_result(
     method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
