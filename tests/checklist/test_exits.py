@@ -91,7 +91,7 @@ def test_summary_shows_every_known_detail_of_each_failure(peer: Peer) -> None:
 
 @pytest.mark.row(92)
 def test_summary_has_the_traceback_of_a_recorded_worker_if_not_shown(peer: Peer) -> None:
-    """Where the worker's stderr is on the console, our summary refers to it."""
+    """Our summary only refers to a traceback that is on the console."""
     code = (
         "from {elastic}.multiprocessing.errors import record\n"
         "@record\ndef main():\n    raise ValueError('a bad value')\nmain()"
