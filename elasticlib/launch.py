@@ -41,8 +41,8 @@ from elasticlib.job import (
     remove_logs,
     shown_ranks,
     shows_errors_in_cell,
-    shows_uncaught,
     source_of,
+    uncaught_hook,
     warn_of_ranks,
     warn_of_shown_ranks,
 )
@@ -232,7 +232,7 @@ class CheckedLaunch:
         self._health_check_server = health_check_server
 
         # An error below releases everything; only a whole launch keeps both stacks.
-        with shows_uncaught(), contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
+        with uncaught_hook(), contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
             if health_check_server is not None:
                 from elasticlib.agent import stop_health_check
 

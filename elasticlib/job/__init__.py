@@ -2,7 +2,7 @@
 Launches as objects: a `Job` watches, awaits and stops a launch that runs in the background.
 
 `Results` and `JobStatus` hold its outcome and its state. `JobLogs` keeps its output in files.
-`combined_error` makes the exception that a launch raises for a worker's exception, and `shows_uncaught`
+`combined_error` makes the exception that a launch raises for a worker's exception, and `uncaught_hook`
 leaves frames of this library out of uncaught errors.
 
 Rules of this package: one thread runs a job. Requests to the job go to its inbox, and events of the
@@ -40,7 +40,7 @@ if typing.TYPE_CHECKING:
         warn_of_ranks as warn_of_ranks,
         warn_of_shown_ranks as warn_of_shown_ranks,
     )
-    from elasticlib.job._raising import combined_error as combined_error, shows_uncaught as shows_uncaught
+    from elasticlib.job._raising import combined_error as combined_error, uncaught_hook as uncaught_hook
     from elasticlib.job._register import GPU_SHARES as GPU_SHARES, jobs as jobs
     from elasticlib.job._results import Place as Place, Results as Results
     from elasticlib.job._status import (
@@ -61,7 +61,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "JobLogs announce_log_folder own_logs remove_logs shown_ranks shows_errors_in_cell warn_of_ranks "
             "warn_of_shown_ranks"
         ),
-        "elasticlib.job._raising": "combined_error shows_uncaught",
+        "elasticlib.job._raising": "combined_error uncaught_hook",
         "elasticlib.job._register": "GPU_SHARES jobs",
         "elasticlib.job._results": "Place Results",
         "elasticlib.job._status": "ENDED_STATES JobCourse JobStatus RankStatus Stacks",

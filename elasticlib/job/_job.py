@@ -27,7 +27,7 @@ from elasticlib import records
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _register
-from elasticlib.job._raising import show_uncaught
+from elasticlib.job._raising import set_uncaught_hook
 from elasticlib.job._results import Place, Results
 from elasticlib.job._status import JobCourse, JobStatus, RankStatus, Stacks, state_of
 from elasticlib.logs import Follower, last_line, text_of
@@ -337,7 +337,7 @@ class Job:
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
         if self._error is not None:
-            show_uncaught()
+            set_uncaught_hook()
             raise self._error.with_traceback(trace_of(self._error, self._trace))
         for signum in late:
             # Too late for the launch: pass the signal on to the program.

@@ -126,19 +126,19 @@ def _known_kind(kind: type[Exception]) -> type | None:
     return None if reference is None else reference()
 
 
-def show_uncaught() -> None:
+def set_uncaught_hook() -> None:
     """Set the hook that shows uncaught errors of launches, unless the program or its notebook has its own."""
     if sys.excepthook is sys.__excepthook__ and ipython_shell() is None:
         sys.excepthook = _show
 
 
 @contextlib.contextmanager
-def shows_uncaught() -> Iterator[None]:
+def uncaught_hook() -> Iterator[None]:
     """Set that hook if an error of this library leaves the block."""
     try:
         yield
     except ElasticError:
-        show_uncaught()
+        set_uncaught_hook()
         raise
 
 

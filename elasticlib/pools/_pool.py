@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from elasticlib._wording import counted
 from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
-from elasticlib.job import Job, Place, Results, shows_uncaught
+from elasticlib.job import Job, Place, Results, uncaught_hook
 from elasticlib.launch import title_of
 from elasticlib.pools._pool_workers import CallAnswer, PoolWorkers
 from elasticlib.rendezvous import host_name
@@ -152,7 +152,7 @@ class Pool:
         Users call `run` and `map`. Raises `PoolError` if the pool is closed, busy, or a forked copy.
         """
         # An interrupt must not leave the lock taken.
-        with shows_uncaught(), DeferredSignals() as put_off:
+        with uncaught_hook(), DeferredSignals() as put_off:
             self._refuse_in_fork()
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()

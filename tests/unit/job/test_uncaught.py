@@ -81,7 +81,7 @@ def test_the_hook_of_a_program_stays(own: bool, monkeypatch: pytest.MonkeyPatch)
     before = programs if own else sys.__excepthook__
     monkeypatch.setattr(sys, "excepthook", before)
 
-    _raising.show_uncaught()
+    _raising.set_uncaught_hook()
 
     assert own == (sys.excepthook is before)
 
@@ -90,7 +90,7 @@ def test_other_errors_are_shown_as_python_shows_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    _raising.show_uncaught()
+    _raising.set_uncaught_hook()
 
     sys.excepthook(KeyError, KeyError("name"), None)
 
@@ -137,7 +137,7 @@ def test_frames_of_the_launcher_are_shown_only_of_a_bug(
         raise error
 
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    _raising.show_uncaught()
+    _raising.set_uncaught_hook()
     try:
         exec(compile("calls()", elasticlib.launch.__file__, "exec"), {"calls": calls})
     except BaseException as found:
